@@ -1,0 +1,1 @@
+"""Text environments: a protocol, a registry, and one file per environment."""

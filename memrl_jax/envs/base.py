@@ -1,0 +1,174 @@
+"""What a text environment is, what an agent may know of it, and the registry of families.
+
+An environment is told a response (the model's whole text) and parses it itself. A family adds the
+prompts that show it to a language model, the scripted players that know how to play it, and how its
+task seeds are drawn. Nothing here imports jax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from memrl_jax.types import Message
+
+TRAIN_SEEDS = (0, 65_536)  # task seeds of training; papers/lamer 2.5
+EVAL_SEEDS = (65_536, 2**32 - 1)  # task seeds of evaluation panels: disjoint by construction
+
+MEMORY_KINDS = ("reflection_only", "history_only", "history_and_reflection")
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+  """`anchor` identifies the bare state (equal anchors = same state), without history or memory."""
+
+  text: str
+  anchor: str
+  admissible: tuple[str, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+  """The outcome of one turn.
+
+  `action` is the parsed action in canonical form ("" when nothing could be parsed), `valid` whether
+  the response was well formed, `score` progress in 0-1 and `success` the environment's verdict;
+  they are kept apart. `note` is the short feedback shown in histories ("mine", "wall", ...).
+  """
+
+  observation: Observation
+  reward: float
+  done: bool
+  success: bool
+  score: float
+  valid: bool
+  action: str
+  note: str = ""
+
+
+class Environment(Protocol):
+  """One instance at a time. `horizon` is the number of turns in an attempt."""
+
+  horizon: int
+
+  def reset(self, seed: int) -> Observation:
+    """Opens the task of this seed; the same seed is always the same task."""
+
+  def retry(self) -> Observation:
+    """Opens the same task again, identical in every hidden detail."""
+
+  def step(self, response: str) -> StepResult:
+    """Plays one turn with the model's whole response."""
+
+  def close(self) -> None:
+    """Frees what the instance holds; called once, also after a failure."""
+
+
+class Step(NamedTuple):
+  """One turn of an attempt as the agent remembers it: what it did and what came of it."""
+
+  action: str
+  result: StepResult
+
+
+@dataclasses.dataclass
+class AttemptLog:
+  """What happened in one attempt, in the agent's own view."""
+
+  index: int
+  initial: Observation
+  steps: list[Step] = dataclasses.field(default_factory=list)
+  reflection: str | None = None
+
+  @property
+  def now(self) -> Observation:
+    return self.steps[-1].result.observation if self.steps else self.initial
+
+  @property
+  def done(self) -> bool:
+    return bool(self.steps) and self.steps[-1].result.done
+
+  @property
+  def success(self) -> bool:
+    return bool(self.steps) and self.steps[-1].result.success
+
+
+class View(NamedTuple):
+  """All that the agent may know when it answers: remembered attempts and the current one.
+
+  `past` is empty when memory is cleared. `memory` is one of MEMORY_KINDS and says how past attempts
+  are shown. `instruction` is an extra sentence of the method ("" for none; ReAct asks for thoughts).
+  """
+
+  past: tuple[AttemptLog, ...]
+  current: AttemptLog
+  memory: str = "reflection_only"
+  instruction: str = ""
+
+
+class Prompts(NamedTuple):
+  """How a family shows itself to a language model; pure functions of a View."""
+
+  play: Callable[[View], list[Message]]
+  reflect: Callable[[View], list[Message]]
+  parse_reflection: Callable[[str], tuple[str, bool]]
+
+
+class Player(Protocol):
+  """A scripted agent for one trial; keeps its habits over the attempts of that trial."""
+
+  def play(self, view: View) -> str:
+    """A whole response, in the grammar a model would use."""
+
+  def reflect(self, view: View) -> str:
+    """A whole reflection, tags included."""
+
+
+class Family(NamedTuple):
+  """A registered environment.
+
+  `options` is a frozen dataclass that checks itself (ValueError with one sentence); `players` maps
+  a name to `make(options, rng) -> Player`; `describe(options, seed)` writes the whole task of a seed,
+  its hidden part included, for checksums of panels (never for an agent).
+  """
+
+  name: str
+  options: type
+  make: Callable[[Any], Environment]
+  prompts: Callable[[Any], Prompts]
+  players: Mapping[str, Callable[[Any, np.random.Generator], Player]]
+  describe: Callable[[Any, int], str] | None = None
+
+
+_MODULES = {
+  "darkroom": "memrl_jax.envs.darkroom",
+  "minesweeper": "memrl_jax.envs.minesweeper",
+  "sokoban": "memrl_jax.envs.sokoban",
+}
+
+
+def families() -> Sequence[str]:
+  """Names that `family` knows."""
+  return sorted(_MODULES)
+
+
+def family(name: str) -> Family:
+  """The family of this name; its packages are imported only now.
+
+  Raises:
+    ValueError: the name is not registered.
+  """
+  if name not in _MODULES:
+    raise ValueError(
+      f"environment {name!r} is not known; choose one of {', '.join(families())} (config.env.name)"
+    )
+  return importlib.import_module(_MODULES[name]).FAMILY
+
+
+def train_seed(rng: np.random.Generator) -> int:
+  """One training task seed, uniform over TRAIN_SEEDS."""
+  return int(rng.integers(*TRAIN_SEEDS))

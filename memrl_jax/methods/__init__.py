@@ -1,0 +1,44 @@
+"""One file per paper, plus baselines; methods never import each other. `make` knows them by name."""
+
+from __future__ import annotations
+
+from memrl_jax.methods import base, baselines, lamer
+from memrl_jax.rollout import credit
+
+# Method name -> the estimators it may use; None: a frozen model, nothing is trained.
+METHODS: dict[str, tuple[str, ...] | None] = {
+  "lamer": credit.ESTIMATORS,
+  "gigpo": ("gigpo",),
+  "hgpo": ("hgpo",),
+  "grpo": ("grpo",),
+  "rloo": ("rloo",),
+  "ppo": ("ppo",),
+  "reflexion": None,
+  "zeroshot": None,
+  "react": None,
+}
+
+Config = lamer.LamerConfig | baselines.BaselineConfig
+
+
+def config_type(name: str) -> type[Config]:
+  """The configuration class of a method; ValueError for an unknown name."""
+  if name not in METHODS:
+    raise ValueError(
+      f"method {name!r} is not known; choose one of {', '.join(METHODS)} (config.method.name)"
+    )
+  return lamer.LamerConfig if name in ("lamer", "reflexion") else baselines.BaselineConfig
+
+
+def make(config: Config, credit_config: credit.CreditConfig, shape: credit.Shape) -> base.Method:
+  """The method, with both evaluation arms: "memory" (attempts with reflections) and "none".
+
+  A method without memory is evaluated in the memory loop too, so that what training brought and what
+  memory at test time brings can be told apart.
+  """
+  if isinstance(config, lamer.LamerConfig):
+    method = lamer.make(config, credit_config, shape)
+    return method._replace(arms={**method.arms, "none": baselines.trial(config.attempts)})
+  method = baselines.make(config, credit_config, shape)
+  loop = lamer.LamerConfig(attempts=config.eval_attempts)
+  return method._replace(arms={**method.arms, "memory": lamer.trial(loop)})

@@ -1,0 +1,142 @@
+"""What a trial program may do: ask the policy, step the environment, record turns.
+
+A trial program is a coroutine `async def trial(ctx)`. It never blocks: `await` hands a request to the
+runtime (`rollout.collect`), which batches the requests of all live trials and resumes each with its
+answer. A failure of the environment or the policy surfaces in the program as `VoidTrial`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, NamedTuple
+
+from memrl_jax.envs import base
+from memrl_jax.types import Attempt, Message, Phase, Sample, Trial, Turn
+
+
+class VoidTrial(Exception):
+  """This trial cannot be used; the message is its reason. Never a reward of zero."""
+
+
+class Generate(NamedTuple):
+  """Ask the policy. `build` turns the view into messages; it may be called again on a smaller view."""
+
+  phase: Phase
+  attempt: int
+  turn: int
+  build: Callable[[base.View], list[Message]]
+  view: base.View
+
+
+class EnvCall(NamedTuple):
+  """Ask the environment: `method` is "reset", "retry" or "step"."""
+
+  method: str
+  argument: Any = None
+
+
+class Answer(NamedTuple):
+  """A policy's answer: the view and messages it really saw (memories may have been shrunk)."""
+
+  sample: Sample
+  messages: list[Message]
+  view: base.View
+
+
+class _Request:
+  """Awaiting this hands `request` to the runtime and returns what the runtime sends back."""
+
+  def __init__(self, request: Generate | EnvCall):
+    self.request = request
+
+  def __await__(self) -> Generator[Generate | EnvCall, Any, Any]:
+    return (yield self.request)
+
+
+class Context:
+  """One trial's way to its policy, its environment and its record."""
+
+  def __init__(self, trial: Trial, prompts: base.Prompts, horizon: int):
+    self.trial = trial
+    self.prompts = prompts
+    self.horizon = horizon
+    self._opened = False
+
+  async def open(self) -> base.Observation:
+    """The first observation of the next attempt: always the same task, in the same state."""
+    call = EnvCall("retry") if self._opened else EnvCall("reset", self.trial.seed)
+    self._opened = True
+    return await _Request(call)
+
+  async def ask(self, request: Generate) -> Answer:
+    """The policy's answer to one prompt."""
+    return await _Request(request)
+
+  async def step(self, response: str) -> base.StepResult:
+    """The environment's answer to one response."""
+    return await _Request(EnvCall("step", response))
+
+
+Program = Callable[[Context], Awaitable[None]]
+
+
+async def play(
+  ctx: Context, log: base.AttemptLog, past: tuple[base.AttemptLog, ...], memory: str, instruction: str = ""
+) -> None:
+  """Plays one attempt to its end; each turn is one freshly rendered prompt and one row."""
+  while not log.done and len(log.steps) < ctx.horizon:
+    view = base.View(past, log, memory, instruction)
+    answer = await ctx.ask(Generate("play", log.index, len(log.steps), ctx.prompts.play, view))
+    anchor = log.now.anchor
+    result = await ctx.step(answer.sample.text)
+    ctx.trial.turns.append(
+      Turn(
+        attempt=log.index,
+        phase="play",
+        index=len(log.steps),
+        messages=answer.messages,
+        sample=answer.sample,
+        action=result.action,
+        valid=result.valid,
+        reward=result.reward,
+        anchor=anchor,
+        memory=remembered(answer.view),
+      )
+    )
+    log.steps.append(base.Step(result.action, result))
+  last = log.steps[-1].result
+  total = sum(step.result.reward for step in log.steps)
+  ctx.trial.attempts.append(Attempt(last.success, last.score, total, len(log.steps)))
+
+
+async def reflect(ctx: Context, log: base.AttemptLog) -> str:
+  """Writes a reflection on the attempt that has just failed; it does not see earlier reflections."""
+  view = base.View((), log)
+  answer = await ctx.ask(Generate("reflect", log.index, 0, ctx.prompts.reflect, view))
+  text, valid = ctx.prompts.parse_reflection(answer.sample.text)
+  ctx.trial.turns.append(
+    Turn(
+      attempt=log.index,
+      phase="reflect",
+      index=0,
+      messages=answer.messages,
+      sample=answer.sample,
+      action=text,
+      valid=valid,
+      reward=0.0,
+      anchor="reflect",
+    )
+  )
+  return text
+
+
+def remembered(view: base.View) -> tuple[str, ...]:
+  """What of earlier attempts stood in the prompt, one text per attempt."""
+  if view.memory == "history_only":
+    return tuple(" | ".join(step.action for step in log.steps) for log in view.past)
+  if view.memory == "reflection_only":
+    return tuple(log.reflection or "" for log in view.past)
+  return tuple(
+    " | ".join(step.action for step in log.steps) + " :: " + (log.reflection or "")
+    for log in view.past
+  )

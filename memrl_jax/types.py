@@ -1,0 +1,151 @@
+"""Host records of a rollout, and the one device batch that training sees.
+
+Glossary, one meaning each:
+  task      one instance of an environment: (environment, seed). All its attempts replay it.
+  group     the trials of one update that play the same task.
+  trial     up to N attempts at one task, with what the agent remembers between them.
+  attempt   one episode, from the initial state to its end.
+  turn      one prompt and one sampled response; playing or reflecting.
+  row       a turn as training data: prompt ids + sampled ids.
+  token     what the tokenizer makes; only sampled tokens carry loss.
+
+Letters: B packed sequences, T positions, S rows (segments) in one sequence, K sampled tokens in a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+Phase = Literal["play", "reflect"]
+
+
+class Message(NamedTuple):
+  """One chat message; `role` is "system", "user" or "assistant"."""
+
+  role: str
+  content: str
+
+
+class Sample(NamedTuple):
+  """What a policy answered: the ids it read and sampled, and their log-probs when it sampled them.
+
+  `logps` are nats under softmax(logits / temperature), one per id in `ids`; the stop id is kept.
+  A scripted player leaves all arrays empty: such a turn can never be trained on.
+  """
+
+  text: str
+  prompt_ids: np.ndarray
+  ids: np.ndarray
+  logps: np.ndarray
+  finish: str = "stop"
+  temperature: float = 1.0
+
+
+@dataclasses.dataclass
+class Turn:
+  """One prompt and its response, with everything credit assignment needs."""
+
+  attempt: int
+  phase: Phase
+  index: int
+  messages: list[Message]
+  sample: Sample
+  action: str
+  valid: bool
+  reward: float
+  anchor: str
+  memory: tuple[str, ...] = ()
+  trained: bool = True
+  advantage: float | None = None  # None: not in the batch. 0.0: in it, without a policy gradient.
+  value: float = 0.0  # the critic's estimate at the end of the prompt, 0 without a critic
+  value_target: float = 0.0
+  advantage_terms: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Attempt:
+  """How one attempt ended. `score` is 0-1 progress, `success` the environment's own verdict."""
+
+  success: bool
+  score: float
+  reward: float
+  turns: int
+
+
+@dataclasses.dataclass
+class Trial:
+  """Up to N attempts at one task. `void` names the failure of a trial that must not be trained on."""
+
+  env: str
+  seed: int
+  group: int
+  index: int
+  turns: list[Turn] = dataclasses.field(default_factory=list)
+  attempts: list[Attempt] = dataclasses.field(default_factory=list)
+  void: str | None = None
+
+  def success_by(self, attempts: int) -> bool:
+    """Whether one of the first `attempts` attempts succeeded (sequential, cumulative)."""
+    return any(attempt.success for attempt in self.attempts[:attempts])
+
+  def to_json(self, with_ids: bool = True) -> dict[str, Any]:
+    """A JSON-ready record; ids and log-probs exactly as sampled."""
+    return {
+      "env": self.env,
+      "seed": self.seed,
+      "group": self.group,
+      "index": self.index,
+      "void": self.void,
+      "attempts": [dataclasses.asdict(attempt) for attempt in self.attempts],
+      "turns": [_turn_json(turn, with_ids) for turn in self.turns],
+    }
+
+
+def _turn_json(turn: Turn, with_ids: bool) -> dict[str, Any]:
+  record = {
+    "attempt": turn.attempt,
+    "phase": turn.phase,
+    "index": turn.index,
+    "messages": [list(message) for message in turn.messages],
+    "text": turn.sample.text,
+    "finish": turn.sample.finish,
+    "action": turn.action,
+    "valid": turn.valid,
+    "reward": turn.reward,
+    "anchor": turn.anchor,
+    "memory": list(turn.memory),
+    "trained": turn.trained,
+    "advantage": turn.advantage,
+    "advantage_terms": turn.advantage_terms,
+  }
+  if with_ids:
+    record |= {
+      "prompt_ids": turn.sample.prompt_ids.tolist(),
+      "ids": turn.sample.ids.tolist(),
+      "logps": [float(value) for value in turn.sample.logps],
+    }
+  return record
+
+
+class TokenBatch(NamedTuple):
+  """Packed rows of one micro-batch; every array leads with B, so B alone is sharded.
+
+  segment 0 is padding; rows of a sequence are segments 1..S. `gather_BSK[b, s, k]` is the position
+  in `tokens_BT[b]` whose hidden state predicts `target_BSK[b, s, k]`. `mask_BSK` is True exactly on
+  sampled tokens, the stop token included.
+  """
+
+  tokens_BT: Any
+  segment_BT: Any
+  position_BT: Any
+  gather_BSK: Any
+  target_BSK: Any
+  mask_BSK: Any
+  behaviour_BSK: Any  # log-probs recorded when sampled, nats
+  advantage_BS: Any
+  temperature_BS: Any
+  value_target_BS: Any  # returns for a critic; zeros without one
+  value_index_BS: Any  # position of the row's last prompt token, where a critic reads the state

@@ -1,0 +1,39 @@
+"""Installs memrl_jax, and the folder kernels/ under the import name memrl_kernels.
+
+(`kernels` is the name of a package on PyPI that transformers imports, hence the other name.)
+"""
+
+import setuptools
+
+setuptools.setup(
+  name="memrl_jax",
+  version="0.1.0",
+  description="Language-model agents that explore, remember and learn from what they remember, in JAX",
+  license="Apache-2.0",
+  python_requires=">=3.11",
+  packages=[*setuptools.find_packages(include=["memrl_jax*"]), "memrl_kernels", "memrl_kernels.token_logprob"],
+  package_dir={"memrl_kernels": "kernels"},
+  package_data={"memrl_jax": ["models/assets/**/*", "envs/panels/*.json"]},
+  install_requires=[
+    "jax>=0.10.2,<0.11",
+    "flax>=0.12.8,<0.13",
+    "optax>=0.2.8,<0.3",
+    "orbax-checkpoint>=0.12.8,<0.13",
+    "transformers>=5.24,<6",
+    "sentencepiece>=0.2.1",
+    "chex>=0.1.92",
+    "faiss-cpu>=1.15",
+    "ml-collections>=1.1",
+    "tensorboard>=2.21",
+    "safetensors>=0.8",
+    "absl-py>=2.5",
+    "rich>=15",
+    "matplotlib>=3.11",
+    "jinja2>=3.1",
+  ],
+  extras_require={
+    "test": ["pytest>=9.2", "ruff==0.17.6", "import-linter>=2.17", "nbformat>=5.11", "nbclient>=0.11", "ipykernel>=7.4"],
+    "cuda": ["jax[cuda13]>=0.10.2,<0.11"],
+    "tpu": ["jax[tpu]>=0.10.2,<0.11"],
+  },
+)
