@@ -11,9 +11,13 @@ setuptools.setup(
   description="Language-model agents that explore, remember and learn from what they remember, in JAX",
   license="Apache-2.0",
   python_requires=">=3.11",
-  packages=[*setuptools.find_packages(include=["memrl_jax*"]), "memrl_kernels", "memrl_kernels.token_logprob"],
+  packages=[
+    *setuptools.find_packages(include=["memrl_jax*"]),
+    "memrl_kernels",
+    "memrl_kernels.token_logprob",
+  ],
   package_dir={"memrl_kernels": "kernels"},
-  package_data={"memrl_jax": ["models/assets/**/*", "envs/panels/*.json"]},
+  package_data={"memrl_jax": ["models/assets/**/*", "envs/panels/*.json", "training/report.html"]},
   install_requires=[
     "jax>=0.10.2,<0.11",
     "flax>=0.12.8,<0.13",
@@ -32,7 +36,14 @@ setuptools.setup(
     "jinja2>=3.1",
   ],
   extras_require={
-    "test": ["pytest>=9.2", "ruff==0.17.6", "import-linter>=2.17", "nbformat>=5.11", "nbclient>=0.11", "ipykernel>=7.4"],
+    "test": [
+      "pytest>=9.2",
+      "ruff==0.17.6",
+      "import-linter>=2.17",
+      "nbformat>=5.11",
+      "nbclient>=0.11",
+      "ipykernel>=7.4",
+    ],
     "cuda": ["jax[cuda13]>=0.10.2,<0.11"],
     "tpu": ["jax[tpu]>=0.10.2,<0.11"],
   },

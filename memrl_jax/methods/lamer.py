@@ -27,7 +27,9 @@ class LamerConfig:
 
   def __post_init__(self):
     if self.attempts < 1:
-      raise ValueError(f"a trial needs at least 1 attempt, not {self.attempts} (config.method.attempts)")
+      raise ValueError(
+        f"a trial needs at least 1 attempt, not {self.attempts} (config.method.attempts)"
+      )
     if self.memory not in env_base.MEMORY_KINDS:
       raise ValueError(
         f"memory {self.memory!r} is not known; choose one of {', '.join(env_base.MEMORY_KINDS)} "
@@ -52,7 +54,9 @@ def trial(config: LamerConfig) -> Program:
   return run
 
 
-def make(config: LamerConfig, credit_config: credit.CreditConfig, shape: credit.Shape) -> base.Method:
+def make(
+  config: LamerConfig, credit_config: credit.CreditConfig, shape: credit.Shape
+) -> base.Method:
   """The method: trials as above, advantages by any estimator with cross-episode returns."""
   return base.Method(
     trial=trial(config),

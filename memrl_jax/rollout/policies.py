@@ -50,7 +50,9 @@ class LanguagePolicy:
   current attempt; if the bare prompt does not fit, the trial is void.
   """
 
-  def __init__(self, sampler: engine.Engine, text: chat.Chat, config: SamplingConfig, max_context: int):
+  def __init__(
+    self, sampler: engine.Engine, text: chat.Chat, config: SamplingConfig, max_context: int
+  ):
     self._engine, self._chat, self._config, self._max_context = sampler, text, config, max_context
     self._waiting: dict[int, tuple[list[Message], base.View, np.ndarray]] = {}
 

@@ -81,7 +81,11 @@ Program = Callable[[Context], Awaitable[None]]
 
 
 async def play(
-  ctx: Context, log: base.AttemptLog, past: tuple[base.AttemptLog, ...], memory: str, instruction: str = ""
+  ctx: Context,
+  log: base.AttemptLog,
+  past: tuple[base.AttemptLog, ...],
+  memory: str,
+  instruction: str = "",
 ) -> None:
   """Plays one attempt to its end; each turn is one freshly rendered prompt and one row."""
   while not log.done and len(log.steps) < ctx.horizon:

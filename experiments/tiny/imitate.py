@@ -1,0 +1,254 @@
+"""Trains a tiny model from scratch by imitation of scripted players: the warm start of an environment.
+
+    python experiments/tiny/imitate.py --family=darkroom --out=DIR [--steps=N] [--seed=S]
+    python experiments/tiny/imitate.py --family=darkroom --out=DIR --measure-only
+
+The players play LaMer's own trials (attempt, reflection, attempt, ...), so the rows are rendered and
+tokenised by the very code that renders rollouts. The result is measured on the `dev` half of the
+family's panel against the gate: memory must not hurt (pass@3 with minus without memory), format
+valid >= .97, pass@1 between .10 and .40. `--out` writes config.json, model.safetensors and
+imitation.json (recipe and measurement). Recipes and results: experiments/tiny/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+import jax
+import numpy as np
+import optax
+
+from memrl_jax.envs import base as env_base
+from memrl_jax.envs import pool
+from memrl_jax.methods import baselines, lamer
+from memrl_jax.models import policy, tiny, weights
+from memrl_jax.models.config import DecoderConfig
+from memrl_jax.ops import masks
+from memrl_jax.rollout import collect, pack, policies
+from memrl_jax.sampling import chat, engine
+from memrl_jax.training import evaluate
+from memrl_jax.types import Sample, Trial, Turn
+
+DATA, ORDER = 11, 12  # streams of randomness under the seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """What is imitated and for how long. `mixes`: (share of trials, environment options) of the tasks."""
+
+  mixes: tuple[tuple[float, tuple[tuple[str, object], ...]], ...]
+  trials: int
+  steps: int
+  stop: int  # steps really run: the schedule of `steps` is cut here
+  learning_rate: float
+  layers: int
+  length: int
+  evaluate: tuple[tuple[str, object], ...] = ()
+  dim: int = 128
+  mlp: int = 256
+  memory_share: float = 0.5
+  sequences: int = 24
+  rows: int = 6
+  player: str = "mixture"
+
+
+RECIPES = {
+  "darkroom": Recipe(
+    mixes=(
+      (0.6, (("start", "center"),)),
+      (0.4, (("start", "random"), ("split", "train"))),
+    ),
+    trials=9_000, steps=1000, stop=700, learning_rate=2e-3, layers=3, length=128,
+  ),
+  "minesweeper": Recipe(
+    mixes=((0.45, (("mines", 3),)), (0.55, (("mines", 5), ("turns", 12)))),
+    trials=9_000, steps=1500, stop=1500, learning_rate=2e-3, layers=4, length=192,
+  ),
+  "sokoban": Recipe(
+    mixes=((0.3, (("boxes", 1),)), (0.7, (("boxes", 2),))),
+    trials=9_000, steps=1500, stop=1500, learning_rate=2e-3, layers=4, length=192,
+  ),
+}  # fmt: skip
+
+
+def play(recipe: Recipe, family: env_base.Family, seed: int) -> list[Turn]:
+  """Trials of the scripted mixture on training tasks; every turn is one row."""
+  turns = []
+  rng = np.random.default_rng([seed, DATA])
+  for mix, (share, changes) in enumerate(recipe.mixes):
+    options = family.options(**dict(changes))
+    count = round(share * recipe.trials)
+    trials = [Trial(family.name, env_base.train_seed(rng), group, 0) for group in range(count)]
+    make = family.players[recipe.player]
+    players = policies.players(lambda r, o=options, m=make: m(o, r), seed * 100 + mix)
+    envs = pool.EnvPool(family, options, isolation="inline")
+    collect.collect(
+      trials,
+      lamer.trial(lamer.LamerConfig()),
+      lambda trial, request, p=players: p,
+      envs,
+      family.prompts(options),
+      horizon=evaluate.horizon(family, options),
+      seed=(seed, DATA, mix),
+    )
+    envs.close()
+    turns += [turn for trial in trials if trial.void is None for turn in trial.turns]
+  return turns
+
+
+def tokenise(turns: list[Turn], text: chat.Chat) -> list[Turn]:
+  """The rows with prompt and answer ids; behaviour log-probs do not exist and are not read."""
+  rows = []
+  for turn in turns:
+    ids = text.reply(turn.sample.text)
+    sample = Sample(turn.sample.text, text.encode(turn.messages), ids, np.zeros(len(ids)))
+    rows.append(dataclasses.replace(turn, sample=sample, advantage=1.0))
+  return rows
+
+
+def batches(rows: list[Turn], recipe: Recipe, config: pack.PackConfig, seed: int):
+  """Endless packed batches; memory rows (later attempts) make up `memory_share` of the rows."""
+  rng = np.random.default_rng([seed, ORDER])
+  later = [row for row in rows if row.phase == "play" and row.attempt > 0]
+  first = [row for row in rows if row.phase == "reflect" or row.attempt == 0]
+  while True:
+    count = 1200
+    many = round(recipe.memory_share * count)
+    chosen = [later[i] for i in rng.integers(len(later), size=many)]
+    chosen += [first[i] for i in rng.integers(len(first), size=count - many)]
+    sequences = pack.pack(chosen, dataclasses.replace(config, sequences=1))
+    order = rng.permutation(len(sequences))
+    for start in range(0, len(order) - config.sequences + 1, config.sequences):
+      group = [sequences[i] for i in order[start : start + config.sequences]]
+      yield jax.tree.map(lambda *leaves: np.concatenate(leaves), *group)
+
+
+def train(recipe: Recipe, cfg: DecoderConfig, rows: list[Turn], seed: int, log) -> dict:
+  """Maximises the log-likelihood of the answers; returns the weights."""
+  tx = optax.chain(
+    optax.clip_by_global_norm(1.0),
+    optax.adamw(
+      optax.warmup_cosine_decay_schedule(
+        0.0, recipe.learning_rate, 60, recipe.steps, 0.05 * recipe.learning_rate
+      ),
+      b2=0.99,
+      weight_decay=0.01,
+    ),
+  )
+
+  def loss_fn(params, batch):
+    logp_BSK, _ = policy.logprobs(params, cfg, batch, entropy=False, remat=True)
+    return masks.close(masks.open_sum(-logp_BSK, batch.mask_BSK))
+
+  @jax.jit
+  def step(params, opt_state, batch):
+    loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+  longest = max(len(row.sample.ids) for row in rows)
+  config = pack.PackConfig(recipe.sequences, recipe.length, recipe.rows, longest)
+  params = policy.init(jax.random.key(seed), cfg)
+  opt_state = tx.init(params)
+  losses, began = [], time.perf_counter()
+  for number, batch in zip(range(recipe.stop), batches(rows, recipe, config, seed), strict=False):
+    params, opt_state, loss = step(params, opt_state, batch)
+    losses.append(float(loss))
+    if (number + 1) % 100 == 0:
+      seconds = time.perf_counter() - began
+      log(f"step {number + 1}/{recipe.stop}  loss {np.mean(losses[-100:]):.4f}  {seconds:.0f} s")
+  return params
+
+
+def clone(recipe: Recipe, family, text: chat.Chat, out: pathlib.Path, seed: int, log) -> None:
+  """Plays, tokenises, trains, writes the weights (as bfloat16)."""
+  began = time.perf_counter()
+  rows = tokenise(play(recipe, family, seed), text)
+  sizes = [len(row.sample.prompt_ids) + len(row.sample.ids) for row in rows]
+  log(
+    f"{len(rows)} rows in {time.perf_counter() - began:.0f} s; tokens a row: median "
+    f"{np.median(sizes):.0f}, max {max(sizes)}; answers up to {max(len(r.sample.ids) for r in rows)}"
+  )
+  cfg = DecoderConfig.tiny(
+    text.vocab_size, layers=recipe.layers, dim=recipe.dim, mlp_dim=recipe.mlp
+  )
+  log(f"{cfg.parameters / 1e6:.2f} M parameters")
+  params = train(recipe, cfg, rows, seed, log)
+  weights.save_directory(out, cfg, params, dtype="bfloat16")
+
+
+def measure(family, changes, cfg, params, text: chat.Chat, tasks: int, seed: int) -> dict:
+  """pass@k of the memory and the memoryless arm on the dev half, at temperature .7."""
+  from memrl_jax.envs import panel
+
+  options = family.options(**dict(changes))
+  seeds = [int(s) for s in panel.load(f"{family.name}-v1").dev[:tasks]]
+  sampler = engine.Engine(cfg, params, engine.EngineConfig(slots=128))
+  sampling = policies.SamplingConfig(0.7, 1.0, 0, 16, 24)
+  arms = {"memory": lamer.trial(lamer.LamerConfig()), "none": baselines.trial(3)}
+  result = {}
+  for name, program in arms.items():
+    envs = pool.EnvPool(family, options, isolation="inline")
+    language = policies.LanguagePolicy(sampler, text, sampling, max(sampler.config.buckets))
+    trials = collect.collect(
+      [Trial(family.name, s, group, 0) for group, s in enumerate(seeds)],
+      program,
+      lambda trial, request, p=language: p,
+      envs,
+      family.prompts(options),
+      horizon=evaluate.horizon(family, options),
+      seed=(seed, 1),
+    )
+    envs.close()
+    result[name] = evaluate.summary(trials)
+    sample = [turn for turn in trials[0].turns][:8]
+    for turn in sample:
+      print(f"  {name} {turn.phase} {turn.messages[0].content!r} -> {turn.sample.text!r}")
+  result["gate"] = result["memory"]["pass"][-1] - result["none"]["pass"][-1]
+  return result
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+  )
+  parser.add_argument("--family", required=True, choices=sorted(RECIPES))
+  parser.add_argument("--out", type=pathlib.Path, required=True)
+  parser.add_argument("--measure-only", action="store_true", help="measure the checkpoint in --out")
+  parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--tasks", type=int, default=512)
+  for field in ("steps", "stop", "trials", "layers"):
+    parser.add_argument(f"--{field}", type=int, default=None)
+  args = parser.parse_args()
+  recipe = RECIPES[args.family]
+  given = {f: getattr(args, f) for f in ("steps", "stop", "trials", "layers")}
+  recipe = dataclasses.replace(recipe, **{f: v for f, v in given.items() if v is not None})
+  family = env_base.family(args.family)
+  text = chat.load(tiny.tokenizer_directory())
+  log = lambda line: print(line, flush=True)
+
+  if not args.measure_only:
+    clone(recipe, family, text, args.out, args.seed, log)
+  cfg, params = weights.load_directory(args.out)  # measured is what will be shipped
+  measured = {}
+  for changes in dict.fromkeys([recipe.evaluate, *(changes for _, changes in recipe.mixes)]):
+    measured[json.dumps(dict(changes))] = result = measure(
+      family, changes, cfg, params, text, args.tasks, args.seed
+    )
+    arms = {arm: [round(p, 3) for p in result[arm]["pass"]] for arm in ("memory", "none")}
+    log(
+      f"{dict(changes)}  {arms}  gate {result['gate']:+.3f}  valid {result['memory']['valid']:.3f}"
+    )
+  record = {"recipe": dataclasses.asdict(recipe), "seed": args.seed, "dev": measured}
+  (args.out / "imitation.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+  main()

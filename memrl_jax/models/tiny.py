@@ -1,0 +1,45 @@
+"""The tiny models that ship inside the package: one checkpoint per environment family, one tokenizer.
+
+They are made by `experiments/tiny/`; a later environment gets a checkpoint of its own and never
+changes an earlier one.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+ASSETS = pathlib.Path(__file__).parent / "assets" / "tiny"
+
+
+def tokenizer_directory() -> pathlib.Path:
+  """Where the one tokenizer of all tiny models lies; `sampling.chat.load` reads it."""
+  return ASSETS / "tokenizer"
+
+
+def shipped() -> list[str]:
+  """Families that have a checkpoint."""
+  return sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
+
+
+def directory(family: str) -> pathlib.Path:
+  """Where the checkpoint of this environment family lies.
+
+  Raises:
+    ValueError: none is shipped for it.
+  """
+  if family not in shipped():
+    raise ValueError(
+      f"no tiny checkpoint is shipped for {family!r}; there is one for "
+      f"{', '.join(shipped()) or 'no environment yet'} (config.model.checkpoint)"
+    )
+  return ASSETS / family
+
+
+def load(family: str) -> tuple[Any, Any]:
+  """(DecoderConfig, params) of the shipped checkpoint of this environment family."""
+  from memrl_jax.models import (
+    weights,
+  )  # the tokenizer and the names are found without importing jax
+
+  return weights.load_directory(directory(family))

@@ -1,0 +1,486 @@
+"""The engine: requests in, sampled ids with their log-probs out, by continuous batching.
+
+A round admits what waits into free slots, computes the prompts' keys and values that no slot holds
+yet, and decodes every live row for a bounded number of steps. The host decides with NumPy arrays,
+in a fixed order; all device work runs in few shapes, so that nothing compiles after `warmup`.
+
+Letters: S slots, R rows of one call, N steps of a round (or tokens of a prefill chunk).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memrl_jax.models import decoder, policy
+from memrl_jax.models.config import DecoderConfig
+from memrl_jax.sampling import cache as slot_cache
+from memrl_jax.sampling import sampler
+
+_MIN_SHARE = 8  # tokens that waiting for another request's prefill must save
+_MAX_LEVEL = 2  # how often such waits may follow each other
+
+
+class Request(NamedTuple):
+  """One prompt and how to answer it. `key` is raw threefry key data, uint32 [2]."""
+
+  key: np.ndarray
+  prompt: np.ndarray
+  max_tokens: int
+  temperature: float = 1.0
+  top_p: float = 1.0
+  top_k: int = 0
+  stop: tuple[int, ...] = ()
+
+
+class Completion(NamedTuple):
+  """Sampled ids (a stop token is kept) and their log-probs when sampled, nats.
+
+  `finish` is "stop" where the last id is one of the request's stop ids, else "length".
+  """
+
+  ids: np.ndarray
+  logps: np.ndarray
+  finish: str
+
+
+class Stats(NamedTuple):
+  """Counts since the engine was made; `padded` are prefill positions computed for nothing."""
+
+  prefilled: int = 0
+  padded: int = 0
+  reused: int = 0
+  sampled: int = 0
+  steps: int = 0
+  rounds: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+  """Shapes of the engine; every further value of a tuple costs compile time, not run time.
+
+  buckets         context lengths in tokens, ascending; prompt + max_tokens must fit the last
+  prefill_rows    rows of a prefill call, ascending
+  prefill_chunks  tokens a row of a prefill call, ascending
+  round_steps     most tokens a row decodes before the host looks again
+  max_stop        most stop ids of a request
+  """
+
+  slots: int
+  buckets: tuple[int, ...] = (64, 128, 256)
+  prefill_rows: tuple[int, ...] = (8, 32)
+  prefill_chunks: tuple[int, ...] = (16, 64)
+  round_steps: int = 8
+  max_stop: int = 4
+
+  def __post_init__(self):
+    if self.slots < 1 or self.round_steps < 1 or self.max_stop < 1:
+      raise ValueError(f"slots, round_steps and max_stop must be at least 1; got {self}")
+    for name in ("buckets", "prefill_rows", "prefill_chunks"):
+      values = getattr(self, name)
+      if not values or min(values) < 1 or list(values) != sorted(set(values)):
+        raise ValueError(f"{name} must be ascending and positive; got {values}")
+    if self.prefill_chunks[-1] > self.buckets[0]:
+      raise ValueError(
+        f"a prefill chunk of {self.prefill_chunks[-1]} tokens does not fit the smallest bucket of "
+        f"{self.buckets[0]}; choose prefill_chunks <= buckets[0]"
+      )
+
+  @property
+  def round_rows(self) -> tuple[int, ...]:
+    """Row counts of a decode round, ascending: a few live rows must not pay for all slots."""
+    return tuple(sorted({-(-self.slots // 4), -(-self.slots // 2), self.slots}))
+
+
+class _Rows(NamedTuple):
+  """What decoding needs to know about a row, and nothing else; one array line a slot."""
+
+  token: np.ndarray  # the last token, whose keys and values are not cached yet
+  length: np.ndarray  # cached tokens before it
+  done: np.ndarray  # tokens sampled so far
+  budget: np.ndarray  # tokens still allowed
+  key: np.ndarray
+  temperature: np.ndarray
+  top_p: np.ndarray
+  top_k: np.ndarray
+  stop: np.ndarray  # padded with -1
+
+
+class _Fill(NamedTuple):
+  """Prompt tokens start..end-1 of a slot that still have to be computed."""
+
+  slot: int
+  start: int
+  end: int
+
+
+class _Plan(NamedTuple):
+  """How a request gets its prompt: `shared` columns from `source`, the rest up to `length` computed.
+
+  Level 0 reads slots as they were before the wave; level n waits for what level n - 1 fills.
+  """
+
+  slot: int
+  source: int
+  shared: int
+  length: int
+  level: int
+
+
+class Engine:
+  """Continuous batching of one policy. Not thread-safe: one caller drives it."""
+
+  def __init__(self, cfg: DecoderConfig, params: policy.Params, config: EngineConfig):
+    self.cfg, self.config = cfg, config
+    self.stats = Stats()
+    S = config.slots
+    self._cache = _new_cache(cfg, config)
+    self._rows = _Rows(
+      *(np.zeros(S, np.int32) for _ in range(4)),
+      key=np.zeros((S, 2), np.uint32),
+      temperature=np.ones(S, np.float32),
+      top_p=np.ones(S, np.float32),
+      top_k=np.zeros(S, np.int32),
+      stop=np.full((S, config.max_stop), -1, np.int32),
+    )
+    self._ticket_S = np.full(S, -1, np.int64)
+    self._used_S = np.zeros(S, np.int64)  # round in which a slot was last used
+    self._ids_SC = np.zeros((S, config.buckets[-1]), np.int32)
+    self._logps_SC = np.zeros((S, config.buckets[-1]), np.float32)
+    self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
+    self._tickets = 0
+    self.set_params(params)
+
+  @property
+  def pending(self) -> int:
+    """Requests that wait or run."""
+    return len(self._waiting) + int(np.sum(self._ticket_S >= 0))
+
+  def set_params(self, params: policy.Params) -> None:
+    """Use other weights from now on, and forget every cached prefix: it belongs to the old ones."""
+    running = int(np.sum(self._ticket_S >= 0))
+    if running:
+      raise ValueError(
+        f"{running} requests are half sampled; run the engine until they end before new weights"
+      )
+    self._params = params
+    self._weights = _decode_weights(params, self.cfg)
+    self._cache.clear()
+
+  def submit(self, request: Request) -> int:
+    """Queue a request; its ticket comes back from `run_round` with the completion."""
+    prompt = _check(request, self.cfg, self.config)
+    self._waiting.append((self._tickets, request._replace(prompt=prompt)))
+    self._tickets += 1
+    return self._tickets - 1
+
+  def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    """Complete all requests, in their order."""
+    if self.pending:
+      raise ValueError(f"{self.pending} requests are in flight; generate needs an idle engine")
+    tickets = [self.submit(request) for request in requests]
+    finished: dict[int, Completion] = {}
+    while self.pending:
+      finished.update(self.run_round())
+    return [finished[ticket] for ticket in tickets]
+
+  def run_round(self) -> list[tuple[int, Completion]]:
+    """Admit, prefill, decode at most `round_steps` tokens a row; what has finished comes back."""
+    self._admit()
+    return self._decode()
+
+  def warmup(self) -> None:
+    """Compile every shape; takes seconds, and leaves an empty cache of the smallest bucket."""
+    if self.pending:
+      raise ValueError(f"{self.pending} requests are in flight; warm up an idle engine")
+    config = self.config
+    for allocated in config.buckets:
+      self._cache.reserve(allocated)
+      for columns in (bucket for bucket in config.buckets if bucket <= allocated):
+        for size in config.round_rows:
+          self._run_decode(np.zeros(size, np.int32), 0, columns)
+        for size in config.prefill_rows:
+          for chunk in config.prefill_chunks:
+            none = np.zeros((0, chunk), np.int32)
+            self._run_prefill(none[:, 0], none[:, 0], none, size, columns)
+        self._cache.clone([], columns)
+    self._cache = _new_cache(self.cfg, config)
+
+  def _admit(self) -> None:
+    """Move waiting requests into free slots, oldest first, and compute their prompts."""
+    count = min(len(self._waiting), int(np.sum(self._ticket_S < 0)))
+    wave = [self._waiting.popleft() for _ in range(count)]
+    if not wave:
+      return
+    self._cache.reserve(max(len(request.prompt) + request.max_tokens for _, request in wave))
+    plans = self._plan([request.prompt[:-1] for _, request in wave])
+    for (ticket, request), plan in zip(wave, plans, strict=True):
+      self._occupy(plan.slot, ticket, request)
+    for level in range(1 + max(plan.level for plan in plans)):
+      now = [plan for plan in plans if plan.level == level]
+      moves = [(plan.source, plan.slot) for plan in now if plan.source != plan.slot]
+      if moves:
+        self._cache.clone(moves, max(plan.shared for plan in now))
+      self._fill([_Fill(plan.slot, plan.shared, plan.length) for plan in now])
+    reused = sum(plan.shared for plan in plans)
+    self.stats = self.stats._replace(reused=self.stats.reused + reused)
+
+  def _plan(self, prefixes: list[np.ndarray]) -> list[_Plan]:
+    """Give every prompt of a wave a slot and the slot that shares most of its first tokens.
+
+    Prompts with the longest match choose first. A free slot with the longest match is taken as it
+    is; otherwise the columns are copied from the busy slot that has them into the free slot that is
+    wanted least and was used longest ago. A slot that is filled in this wave can be a source too,
+    one level later, where that saves at least _MIN_SHARE tokens: equal prompts are computed once.
+    """
+    before_WS = np.stack([self._cache.match(prefix) for prefix in prefixes])
+    wanted_S = np.bincount(before_WS.argmax(axis=1), minlength=self.config.slots) > 0
+    free_S = self._ticket_S < 0
+    ready_S = np.zeros(self.config.slots, np.int32)  # the level at which a slot can be read
+    plans: dict[int, _Plan] = {}
+    for index in np.argsort(-before_WS.max(axis=1), kind="stable"):
+      prefix = prefixes[index]
+      match_S = self._cache.match(prefix)
+      settled = int(np.max(match_S, where=ready_S == 0, initial=0))
+      late_S = (ready_S > 0) & ((ready_S > _MAX_LEVEL) | (match_S < settled + _MIN_SHARE))
+      match_S = np.where(late_S, 0, match_S)
+      shared = int(match_S.max())
+      best_S = match_S == shared
+      if np.any(best_S & free_S):
+        candidate_S = best_S & free_S
+        order = np.lexsort((self._used_S, wanted_S & (shared == 0), ~candidate_S))
+        slot = source = int(order[0])
+      else:
+        slot = int(np.lexsort((self._used_S, wanted_S, ~free_S))[0])
+        source = int(np.argmin(np.where(best_S, ready_S, _MAX_LEVEL + 1)))
+      level = int(ready_S[source])
+      plans[index] = _Plan(slot, source, shared, len(prefix), level)
+      free_S[slot], ready_S[slot] = False, level + 1
+      self._cache.record(slot, prefix)
+    return [plans[index] for index in range(len(prefixes))]
+
+  def _occupy(self, slot: int, ticket: int, request: Request) -> None:
+    rows = self._rows
+    self._ticket_S[slot] = ticket
+    rows.token[slot], rows.length[slot] = request.prompt[-1], len(request.prompt) - 1
+    rows.done[slot], rows.budget[slot] = 0, request.max_tokens
+    rows.key[slot] = request.key
+    rows.temperature[slot], rows.top_p[slot] = request.temperature, request.top_p
+    rows.top_k[slot] = request.top_k
+    rows.stop[slot] = -1
+    rows.stop[slot, : len(request.stop)] = request.stop
+
+  def _fill(self, todo: list[_Fill]) -> None:
+    """Compute prompts in calls of few shapes: longest first, a large chunk only where all fill it."""
+    rows, chunks = self.config.prefill_rows, self.config.prefill_chunks
+    todo = [fill for fill in todo if fill.start < fill.end]
+    while todo:
+      todo.sort(key=lambda fill: fill.start - fill.end)
+      part = todo[: rows[-1]]
+      size = next(size for size in rows if size >= len(part))
+      shortest = part[-1].end - part[-1].start
+      chunk = max((chunk for chunk in chunks if chunk <= shortest), default=chunks[0])
+      slot_R = np.array([fill.slot for fill in part], np.int32)
+      # Near the end of the cache a chunk starts earlier and computes some columns again.
+      start_R = np.array([fill.start for fill in part], np.int32)
+      start_R = np.minimum(start_R, self._cache.width - chunk)
+      tokens_RN = self._cache.tokens_SC[slot_R[:, None], start_R[:, None] + np.arange(chunk)]
+      self._run_prefill(slot_R, start_R, np.maximum(tokens_RN, 0), size, int(start_R.max()))
+      useful = sum(min(chunk, fill.end - fill.start) for fill in part)
+      self.stats = self.stats._replace(
+        prefilled=self.stats.prefilled + useful,
+        padded=self.stats.padded + size * chunk - useful,
+      )
+      ahead = [fill._replace(start=fill.start + chunk) for fill in part]
+      todo = [fill for fill in ahead + todo[len(part) :] if fill.start < fill.end]
+
+  def _run_prefill(
+    self,
+    slot_R: np.ndarray,
+    start_R: np.ndarray,
+    tokens_RN: np.ndarray,
+    size: int,
+    columns: int,
+  ) -> None:
+    more = (0, size - len(slot_R))
+    slot_R, start_R = np.pad(slot_R, more), np.pad(start_R, more)
+    context = self._cache.fetch_stacked(slot_R, columns)
+    new = _prefill(self._params, self.cfg, context, start_R, np.pad(tokens_RN, (more, (0, 0))))
+    self._cache.store(slot_R, start_R, size - more[1], new)
+
+  def _decode(self) -> list[tuple[int, Completion]]:
+    """One round of all live rows; the completions of those that ended."""
+    live_R = np.flatnonzero(self._ticket_S >= 0).astype(np.int32)
+    if not len(live_R):
+      return []
+    rows = self._rows
+    columns = int(rows.length[live_R].max())
+    size = next(size for size in self.config.round_rows if size >= len(live_R))
+    slot_R = np.pad(live_R, (0, size - len(live_R)), mode="edge")
+    result = self._run_decode(slot_R, len(live_R), columns)
+    token_RN, logp_RN, taken_R, stopped_R = (array[: len(live_R)] for array in result[:4])
+    if not np.isfinite(logp_RN).all():
+      raise FloatingPointError("the policy's logits are not finite; look at the weights")
+
+    row, step = np.nonzero(np.arange(self.config.round_steps) < taken_R[:, None])
+    slot, at = live_R[row], rows.done[live_R][row] + step
+    self._ids_SC[slot, at] = token_RN[row, step]
+    self._logps_SC[slot, at] = logp_RN[row, step]
+    fed_RN = np.concatenate([rows.token[live_R, None], token_RN[:, :-1]], axis=1)
+    self._cache.append(slot, rows.length[slot] + step, fed_RN[row, step])
+    rows.token[live_R] = token_RN[np.arange(len(live_R)), taken_R - 1]
+    rows.length[live_R] += taken_R
+    rows.done[live_R] += taken_R
+    rows.budget[live_R] -= taken_R
+    self._used_S[live_R] = self.stats.rounds
+    self.stats = self.stats._replace(
+      rounds=self.stats.rounds + 1,
+      steps=self.stats.steps + int(result[4]),
+      sampled=self.stats.sampled + int(taken_R.sum()),
+    )
+    ended_R = stopped_R | (rows.budget[live_R] == 0)
+    return [
+      self._release(int(slot), "stop" if stopped else "length")
+      for slot, stopped in zip(live_R[ended_R], stopped_R[ended_R], strict=True)
+    ]
+
+  def _run_decode(self, slot_R: np.ndarray, count: int, columns: int) -> tuple[np.ndarray, ...]:
+    smaller = [size for size in self.config.round_rows if size < len(slot_R)]
+    rows = _Rows(*(array[slot_R] for array in self._rows))
+    context = self._cache.fetch(slot_R, columns)
+    sampled, fresh = _round(
+      self._weights,
+      self.cfg,
+      context,
+      rows,
+      _uniforms(rows.key, rows.done, self.config.round_steps),
+      np.int32(count),
+      np.int32(max(smaller, default=0)),
+    )
+    self._cache.store(slot_R, rows.length, count, fresh)
+    return jax.device_get(sampled)
+
+  def _release(self, slot: int, finish: str) -> tuple[int, Completion]:
+    ticket, done = int(self._ticket_S[slot]), self._rows.done[slot]
+    self._ticket_S[slot] = -1
+    ids, logps = self._ids_SC[slot, :done].copy(), self._logps_SC[slot, :done].copy()
+    return ticket, Completion(ids, logps, finish)
+
+
+def compiled() -> int:
+  """How many programs the engine's functions have compiled in this process so far."""
+  functions = (_decode_weights, _prefill, _uniforms, _round)
+  return slot_cache.compiled() + sum(function._cache_size() for function in functions)
+
+
+def _new_cache(cfg: DecoderConfig, config: EngineConfig) -> slot_cache.SlotCache:
+  return slot_cache.SlotCache(cfg, config.slots, config.buckets, config.round_steps)
+
+
+def _check(request: Request, cfg: DecoderConfig, config: EngineConfig) -> np.ndarray:
+  """The prompt as int32; ValueError for whatever the engine could not answer truthfully."""
+  prompt = np.asarray(request.prompt, np.int32)
+  if prompt.ndim != 1 or not len(prompt):
+    raise ValueError(f"a prompt needs at least one token; got shape {prompt.shape}")
+  if prompt.min() < 0 or prompt.max() >= cfg.vocab:
+    raise ValueError(
+      f"prompt ids {prompt.min()}..{prompt.max()} do not fit a vocabulary of {cfg.vocab}"
+    )
+  if request.max_tokens < 1:
+    raise ValueError(f"max_tokens must be at least 1; got {request.max_tokens}")
+  if len(prompt) + request.max_tokens > config.buckets[-1]:
+    raise ValueError(
+      f"a prompt of {len(prompt)} tokens and {request.max_tokens} more do not fit a context of "
+      f"{config.buckets[-1]}; shorten the prompt or raise the last bucket"
+    )
+  if not (0 <= request.temperature < np.inf and 0 < request.top_p <= 1 and request.top_k >= 0):
+    raise ValueError(
+      "sampling needs temperature >= 0, 0 < top_p <= 1 and top_k >= 0; got "
+      f"{request.temperature}, {request.top_p} and {request.top_k}"
+    )
+  if len(request.stop) > config.max_stop:
+    raise ValueError(f"{len(request.stop)} stop ids exceed max_stop = {config.max_stop}")
+  if any(not 0 <= token < cfg.vocab for token in request.stop):
+    raise ValueError(f"stop ids {request.stop} do not fit a vocabulary of {cfg.vocab}")
+  key = np.asarray(request.key)
+  if key.shape != (2,) or key.dtype != np.uint32:
+    raise ValueError(f"a key is two uint32 numbers; got {key.dtype} {key.shape}")
+  return prompt
+
+
+_decode_weights = jax.jit(policy.decode_weights, static_argnames="cfg")
+_prefill = jax.jit(policy.prefill, static_argnames="cfg")
+_uniforms = jax.jit(sampler.uniforms, static_argnames="count")
+
+
+class _State(NamedTuple):
+  step: jax.Array
+  token_R: jax.Array
+  alive_R: jax.Array
+  taken_R: jax.Array
+  stopped_R: jax.Array
+  token_RN: jax.Array
+  logp_RN: jax.Array
+  fresh: list[decoder.KV]
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def _round(
+  weights: policy.DecodeWeights,
+  cfg: DecoderConfig,
+  context: list[decoder.KV],
+  rows: _Rows,
+  uniform_RN2: jax.Array,
+  count: jax.Array,
+  floor: jax.Array,
+) -> tuple[tuple[jax.Array, ...], list[decoder.KV]]:
+  """Decode the first `count` rows until at most `floor` of them live, or `steps` steps have passed.
+
+  Returns (ids [R, N], log-probs [R, N], tokens taken [R], stopped [R], steps run) and the keys and
+  values of the tokens that were fed.
+  """
+  R, steps, _ = uniform_RN2.shape
+  uniform_NR2 = uniform_RN2.swapaxes(0, 1)
+  controls = sampler.Controls(rows.temperature, rows.top_p, rows.top_k)
+
+  def unfinished(state):
+    return (state.step < steps) & (jnp.sum(state.alive_R) > floor)
+
+  def advance(state):
+    logits_RV, fresh = policy.decode(
+      weights, cfg, context, rows.length, state.fresh, state.step, state.token_R
+    )
+    token_R, logp_R = sampler.sample(logits_RV, uniform_NR2[state.step], controls)
+    hit_R = state.alive_R & jnp.any(token_R[:, None] == rows.stop, axis=1)
+    taken_R = state.taken_R + state.alive_R
+    return _State(
+      step=state.step + 1,
+      token_R=token_R,
+      alive_R=state.alive_R & ~hit_R & (taken_R < rows.budget),
+      taken_R=taken_R,
+      stopped_R=state.stopped_R | hit_R,
+      token_RN=jax.lax.dynamic_update_index_in_dim(state.token_RN, token_R, state.step, 1),
+      logp_RN=jax.lax.dynamic_update_index_in_dim(state.logp_RN, logp_R, state.step, 1),
+      fresh=fresh,
+    )
+
+  start = _State(
+    step=jnp.int32(0),
+    token_R=rows.token,
+    alive_R=jnp.arange(R) < count,
+    taken_R=jnp.zeros(R, jnp.int32),
+    stopped_R=jnp.zeros(R, bool),
+    token_RN=jnp.zeros((R, steps), jnp.int32),
+    logp_RN=jnp.zeros((R, steps), jnp.float32),
+    fresh=policy.empty_kv(cfg, R, steps, weights.embedding_VD.dtype),
+  )
+  end = jax.lax.while_loop(unfinished, advance, start)
+  sampled = (end.token_RN, end.logp_RN, end.taken_R, end.stopped_R, end.step)
+  return sampled, end.fresh

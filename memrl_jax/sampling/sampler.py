@@ -1,0 +1,125 @@
+"""Drawing one token a row, with the log-prob that training compares against.
+
+Every setting is an array with one value a row, so no mix of settings compiles anything new. The
+log-prob is always that of softmax(logits / T) over the *full* vocabulary; top-k and top-p only
+restrict where tokens are drawn from. A sample drawn with top_k > 0 or top_p < 1 therefore does not
+come from the distribution its log-prob belongs to: training must refuse it.
+
+Letters: R rows, V vocabulary, N tokens drawn in a round.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+_ONE_BITS = 0x3F800000  # the bits of 1.0: weights in [0, 1] order like their bits
+
+
+class Controls(NamedTuple):
+  """Per-row settings. temperature 0 is greedy, top_p 1 and top_k 0 do not restrict."""
+
+  temperature_R: jax.Array
+  top_p_R: jax.Array
+  top_k_R: jax.Array
+
+
+def uniforms(key_R2: jax.Array, first_R: jax.Array, count: int) -> jax.Array:
+  """The random numbers of tokens first, first + 1, ...: [R, N, 2], in [0, 1).
+
+      u[r, n] = uniform(fold_in(key[r], first[r] + n))
+
+  `key_R2` is raw threefry key data, uint32. A token's numbers depend on its request's key and its
+  index in the response alone, so neither the batch nor the round can change a draw.
+  """
+  chex.assert_type(key_R2, jnp.uint32)
+  keys = jax.random.wrap_key_data(key_R2, impl="threefry2x32")
+  index_RN = first_R[:, None] + jnp.arange(count)
+
+  def draw(key, index):
+    return jax.random.uniform(jax.random.fold_in(key, index), (2,))
+
+  return jax.vmap(jax.vmap(draw, (None, 0)))(keys, index_RN)
+
+
+def sample(
+  logits_RV: jax.Array, uniform_R2: jax.Array, controls: Controls
+) -> tuple[jax.Array, jax.Array]:
+  """Token ids [R] and their log-probs [R] under softmax(logits / T) of the full vocabulary, nats.
+
+  A greedy row (T = 0) takes the first of the largest logits; its log-prob is reported at T = 1.
+  """
+  V = logits_RV.shape[1]
+  chex.assert_equal_shape_prefix([logits_RV, uniform_R2, *controls], 1)
+  greedy_R = controls.temperature_R == 0
+  scaled_RV = logits_RV / jnp.where(greedy_R, 1.0, controls.temperature_R)[:, None]
+  top_R1 = jnp.max(scaled_RV, axis=1, keepdims=True)
+  weight_RV = jnp.exp(scaled_RV - top_R1)
+  log_total_R = jnp.log(jnp.sum(weight_RV, axis=1))
+
+  restricted = jnp.any((controls.top_p_R < 1) | (controls.top_k_R > 0))
+  support_RV = jax.lax.cond(restricted, restrict, lambda weight, _: weight, weight_RV, controls)
+  drawn_R = draw(support_RV, uniform_R2)
+  first_R = jnp.min(jnp.where(scaled_RV == top_R1, jnp.arange(V), V - 1), axis=1)
+  token_R = jnp.where(greedy_R, first_R, drawn_R).astype(jnp.int32)
+  chosen_R = jnp.take_along_axis(scaled_RV, token_R[:, None], axis=1)[:, 0]
+  return token_R, chosen_R - top_R1[:, 0] - log_total_R
+
+
+def restrict(weight_RV: jax.Array, controls: Controls) -> jax.Array:
+  """Zero the weights outside the top k, and outside the nucleus of what is left.
+
+  The nucleus is the smallest set of largest weights that holds at least top_p of the mass
+  (Holtzman et al. 1904.09751); tokens that tie with its last member stay in. Weights in [0, 1].
+  """
+  V = weight_RV.shape[1]
+  k_R = jnp.where(controls.top_k_R > 0, jnp.minimum(controls.top_k_R, V), V)
+  weight_RV = _keep(weight_RV, jnp.ones_like(weight_RV), k_R.astype(jnp.float32))
+  nucleus_R = controls.top_p_R * jnp.sum(weight_RV, axis=1)
+  nucleus_RV = _keep(weight_RV, weight_RV, nucleus_R)
+  return jnp.where((controls.top_p_R < 1)[:, None], nucleus_RV, weight_RV)
+
+
+def draw(weight_RV: jax.Array, uniform_R2: jax.Array) -> jax.Array:
+  """A token with probability proportional to its weight, by inverse CDF in two levels.
+
+  The first uniform picks a block of about sqrt(V) tokens by the blocks' sums, the second a token in
+  it: two short scans instead of V random numbers, and twice the resolution of one float32.
+  """
+  R, V = weight_RV.shape
+  width = max(8, 1 << round((V.bit_length() - 1) / 2))
+  blocks = -(-V // width)
+  weight_RBW = jnp.pad(weight_RV, ((0, 0), (0, blocks * width - V))).reshape(R, blocks, width)
+  block_R = _inverse_cdf(jnp.sum(weight_RBW, axis=2), uniform_R2[:, 0])
+  inside_RW = jnp.take_along_axis(weight_RBW, block_R[:, None, None], axis=1)[:, 0]
+  return block_R * width + _inverse_cdf(inside_RW, uniform_R2[:, 1])
+
+
+def _inverse_cdf(weight_RX: jax.Array, uniform_R: jax.Array) -> jax.Array:
+  """The first index whose cumulative weight exceeds u * total; never one of weight zero."""
+  X = weight_RX.shape[1]
+  cumulative_RX = jnp.cumsum(weight_RX, axis=1)
+  target_R1 = (uniform_R * cumulative_RX[:, -1])[:, None]
+  index_X = jnp.arange(X)
+  last_R = jnp.max(jnp.where(weight_RX > 0, index_X, 0), axis=1)  # where rounding passes the end
+  over_RX = (cumulative_RX > target_R1) & (weight_RX > 0)
+  return jnp.minimum(jnp.min(jnp.where(over_RX, index_X, X), axis=1), last_R)
+
+
+def _keep(weight_RV: jax.Array, mass_RV: jax.Array, wanted_R: jax.Array) -> jax.Array:
+  """Zero all weights below the largest threshold at which the kept mass is at least `wanted`.
+
+  The threshold is built bit by bit: 30 passes find it exactly, and no sort is needed.
+  """
+  bits_RV = jax.lax.bitcast_convert_type(weight_RV, jnp.int32)
+
+  def narrow(step, floor_R):
+    trial_R = floor_R | (1 << (29 - step))
+    kept_R = jnp.sum(jnp.where(bits_RV >= trial_R[:, None], mass_RV, 0.0), axis=1)
+    return jnp.where((kept_R >= wanted_R) & (trial_R <= _ONE_BITS), trial_R, floor_R)
+
+  floor_R = jax.lax.fori_loop(0, 30, narrow, jnp.zeros(weight_RV.shape[0], jnp.int32))
+  return jnp.where(bits_RV >= floor_R[:, None], weight_RV, 0.0)

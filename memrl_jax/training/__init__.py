@@ -1,0 +1,1 @@
+"""The loop around a method: plan, step, checkpoint, metrics, evaluation, report."""

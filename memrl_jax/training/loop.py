@@ -1,0 +1,354 @@
+"""The training loop, top to bottom: plan, collect, credit, update, remember, log, evaluate, save.
+
+Everything an update does is a function of (seed, update number, weights, memory), so a run that was
+killed and resumed from a checkpoint repeats the lost updates exactly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from memrl_jax import methods
+from memrl_jax.envs import base as env_base
+from memrl_jax.envs import pool
+from memrl_jax.models import tiny, weights
+from memrl_jax.rollout import collect, credit, pack, policies
+from memrl_jax.sampling import chat, engine
+from memrl_jax.training import checkpoint, evaluate, folder, guard, mesh, metrics, report
+from memrl_jax.training import step as steps
+from memrl_jax.training.settings import Settings
+from memrl_jax.types import Trial
+
+TRAIN, EVALUATE, SHUFFLE = 0, 1, 2  # streams of randomness under the run's seed
+
+
+def plan(settings: Settings, update: int) -> list[Trial]:
+  """The trials of one update: `groups` tasks, `group_size` trials each; a function of seed and update."""
+  rng = np.random.default_rng([settings.seed, TRAIN, update])
+  seeds = rng.choice(
+    np.arange(*env_base.TRAIN_SEEDS), size=settings.train.groups, replace=False
+  ).tolist()
+  return [
+    Trial(settings.env.name, seed, group, index)
+    for group, seed in enumerate(seeds)
+    for index in range(settings.train.group_size)
+  ]
+
+
+class Run:
+  """All parts of one run, built from its settings: model, sampler, environments, method, trainer."""
+
+  def __init__(self, settings: Settings):
+    self.settings = settings
+    directory = settings.model.directory()
+    self.cfg, self.initial = weights.load_directory(directory)
+    tokenizer = (
+      tiny.tokenizer_directory() if settings.model.checkpoint.startswith("tiny:") else None
+    )
+    self.chat = chat.load(tokenizer, directory) if tokenizer else chat.from_transformers(directory)
+    self.family = env_base.family(settings.env.name)
+    self.prompts = self.family.prompts(settings.env.options)
+    self.horizon = evaluate.horizon(self.family, settings.env.options)
+    self.method = methods.make(settings.method, settings.credit, self._credit_shape())
+    self.engine = engine.Engine(self.cfg, self.initial, settings.engine)
+    self.evaluator = evaluate.Evaluator(settings, self.method.arms)
+    total = settings.train.updates * settings.train.minibatches
+    self.trainer = steps.Trainer(
+      self.cfg,
+      settings.loss,
+      steps.optimiser(settings.optim, total),
+      mesh.make(settings.mesh),
+      max_tokens=settings.pack.response,
+      remat=settings.model.remat,
+    )
+    critic = None
+    if settings.credit.estimator == "ppo" and not settings.frozen:
+      critic = steps.init_critic(self.initial, self.cfg)
+    self.state = self.trainer.init(self.initial, critic)
+    self.guard = guard.Guard(settings.guard)
+
+  def _credit_shape(self) -> credit.Shape:
+    train = self.settings.train
+    return credit.Shape(
+      train.groups * train.group_size, self.settings.method.attempts, self.horizon
+    )
+
+  def policy(self, sampling: policies.SamplingConfig) -> policies.LanguagePolicy:
+    """The current weights as a policy."""
+    return policies.LanguagePolicy(
+      self.engine, self.chat, sampling, max(self.settings.engine.buckets)
+    )
+
+  def sync(self) -> None:
+    """Hands the trained weights to the sampler, which forgets every cached prefix."""
+    self.engine.set_params(self.state.params["policy"])
+
+  def rollout(self, update: int, envs: pool.EnvPool) -> list[Trial]:
+    """Plays the trials of one update with the current weights."""
+    settings = self.settings
+    policy = self.policy(settings.sampling)
+    return collect.collect(
+      plan(settings, update),
+      self.method.trial,
+      lambda trial, request: policy,
+      envs,
+      self.prompts,
+      horizon=self.horizon,
+      seed=(settings.seed, TRAIN, update),
+      concurrency=settings.train.concurrency,
+    )
+
+  def learn(self, update: int, trials: Sequence[Trial]) -> dict[str, float]:
+    """Credit and optimiser steps; returns metrics. Changes `state` and the sampler's weights."""
+    settings = self.settings
+    if "critic" in self.state.params:
+      self._read_critic(trials)
+    numbers = self.method.credit(trials)
+    usable = [turn for trial in trials if trial.void is None for turn in trial.turns]
+    rows = pack.trainable(usable)
+    numbers["rollout/rows"] = len(rows)
+    rng = np.random.default_rng([settings.seed, SHUFFLE, update])
+    parts = [
+      pack.pack(part, settings.pack) for part in pack.split(rows, settings.train.minibatches, rng)
+    ]
+    params = self.state.params["policy"]
+    recompute = settings.loss.old_logps == "trainer"
+    old = [self.trainer.score(params, part) if recompute else None for part in parts]
+    ref = [
+      self.trainer.score(self.initial, part) if settings.loss.kl_coef else None for part in parts
+    ]
+    history = []
+    for part, part_old, part_ref in zip(parts, old, ref, strict=True):
+      self.state, result = self.trainer.update(self.state, part, part_old, part_ref)
+      history.append(result)
+    history = jax.device_get(history)
+    if history:
+      numbers |= {name: float(np.mean([h[name] for h in history])) for name in history[0]}
+      # Before the first optimiser step both sides hold the same weights: the true difference.
+      for name in ("train/logp_gap", "train/logp_gap_max"):
+        numbers[name] = float(history[0][name])
+      numbers["train/finite"] = float(min(h["train/finite"] for h in history))
+    numbers["train/micro_batches"] = sum(len(part) for part in parts)
+    self.sync()
+    return numbers
+
+  def _read_critic(self, trials: Sequence[Trial]) -> None:
+    """Sets `turn.value`: the critic's estimate at the end of every prompt."""
+    turns = [
+      turn for trial in trials if trial.void is None for turn in trial.turns if len(turn.sample.ids)
+    ]
+    batches = pack.pack(turns, self.settings.pack)
+    values = self.trainer.values(self.state.params["critic"], batches)
+    for turn, (m, b, s) in zip(turns, pack.rows_of(turns, self.settings.pack), strict=True):
+      turn.value = float(values[m][b, s])
+
+  def evaluate(
+    self, step: int, label: str, progress: metrics.Progress
+  ) -> tuple[dict[str, Any], dict[str, list[Trial]]]:
+    """Plays the panel with the current weights."""
+    e = self.settings.eval
+    sampling = policies.SamplingConfig(
+      e.temperature,
+      e.top_p,
+      e.top_k,
+      self.settings.sampling.play_tokens,
+      self.settings.sampling.reflect_tokens,
+    )
+    base = None
+    if "base" in e.swap:
+      frozen = engine.Engine(self.cfg, self.initial, self.settings.engine)
+      base = policies.LanguagePolicy(frozen, self.chat, sampling, max(self.settings.engine.buckets))
+    progress.say(f"evaluating at update {step} on {e.tasks} tasks of {e.panel}/{e.half} ...")
+    record, trials = self.evaluator.run(self.policy(sampling), step=step, label=label, base=base)
+    for line in table(record):
+      progress.say(line)
+    return record, trials
+
+  def save(self, checkpoints: checkpoint.Checkpoints, step: int) -> None:
+    host = {"updates": step, "guard": self.guard.counts, "seed": self.settings.seed}
+    checkpoints.save(step, self.state._asdict(), host)
+
+  def load(self, checkpoints: checkpoint.Checkpoints, step: int | None) -> int:
+    """Restores weights, optimiser, guard; returns the number of updates done."""
+    done, arrays, host = checkpoints.restore(step, self.state._asdict())
+    self.state = steps.TrainState(**arrays)
+    self.guard = guard.Guard(self.settings.guard, host["guard"])
+    self.sync()
+    return done
+
+
+def rollout_metrics(trials: Sequence[Trial]) -> dict[str, float]:
+  """What an update's trials did."""
+  result = evaluate.summary(trials)
+  turns = [turn for trial in trials if trial.void is None for turn in trial.turns]
+  numbers = {
+    "rollout/success": result["pass"][-1],
+    "rollout/score": result["score"],
+    "rollout/reward": result["reward"],
+    "rollout/turns": result["turns"],
+    "rollout/valid": result["valid"],
+    "rollout/void": result["void"] / max(len(trials), 1),
+    "rollout/repetition": guard.repetition(trials),
+    "rollout/episodes": sum(len(trial.attempts) for trial in trials if trial.void is None),
+    "rollout/response_tokens": float(np.mean([len(t.sample.ids) for t in turns])) if turns else 0.0,
+    "rollout/prompt_tokens": float(np.mean([len(t.sample.prompt_ids) for t in turns]))
+    if turns
+    else 0.0,
+    "rollout/cut": float(np.mean([t.sample.finish == "length" for t in turns])) if turns else 0.0,
+  }
+  for k, share in enumerate(result["pass"], start=1):
+    numbers[f"rollout/pass@{k}"] = share
+  return numbers
+
+
+def table(record: dict[str, Any]) -> list[str]:
+  """The evaluation as lines of text: pass@k with 95 % intervals."""
+  k = max(len(arm["pass"]) for arm in record["arms"].values())
+  head = "  ".join(f"pass@{i + 1} [95 % interval]" for i in range(k))
+  lines = [f"  {'arm':<22}{head}   score  turns  valid  void"]
+  for name, arm in record["arms"].items():
+    cells = [
+      f"{p:.3f} [{low:.3f}, {high:.3f}] "
+      for p, low, high in zip(arm["pass"], arm["low"], arm["high"], strict=True)
+    ]
+    cells += [" " * 21] * (k - len(cells))
+    lines.append(
+      f"  {name:<22}{' '.join(cells)}   {arm['score']:.3f}  {arm['turns']:5.2f}  "
+      f"{arm['valid']:.3f}  {arm['void']}"
+    )
+  return lines
+
+
+def train(settings: Settings, run_folder: folder.RunFolder, *, quiet: bool = False) -> str:
+  """Runs or continues the run of this folder; returns how it ended ("finished", ...)."""
+  train_settings = settings.train
+  run = Run(settings)
+  with (
+    checkpoint.StopSignal() as stop,
+    checkpoint.Checkpoints(
+      run_folder.checkpoints, keep=train_settings.keep, keep_every=None
+    ) as saved,
+    metrics.MetricsLog(run_folder) as log,
+  ):
+    done = run.load(saved, None) if run_folder.resumed and saved.latest() is not None else 0
+    log.truncate(done + 1 if done else 0)
+    status = "finished"
+    with metrics.Progress(train_settings.updates, start=done, quiet=quiet) as progress:
+      run.engine.warmup()
+      if not train_settings.updates:
+        _evaluate(run, log, 0, "final", progress)
+      elif not done and settings.eval.at_start:
+        _evaluate(run, log, 0, "start", progress)
+      envs = pool.EnvPool(
+        run.family,
+        settings.env.options,
+        workers=settings.env.workers,
+        timeout_s=settings.env.timeout_s,
+        isolation=settings.env.isolation,
+      )
+      try:
+        while done < train_settings.updates:
+          status = _update(run, log, envs, done, run_folder, progress)
+          done += 1
+          if status != "finished":
+            break
+          last = done == train_settings.updates
+          if last or _due(done, settings.train.eval_every):
+            _evaluate(run, log, done, "final" if last else "update", progress)
+          if last or stop.requested or _due(done, settings.train.checkpoint_every):
+            run.save(saved, done)
+          if stop.requested and not last:
+            status = f"stopped by {stop.requested} after update {done}; add --resume to go on"
+            break
+      finally:
+        envs.close()
+    saved.wait()
+    run_folder.end_session(status, done)
+  report.write_report(run_folder)
+  return status
+
+
+def _due(done: int, every: int) -> bool:
+  return every > 0 and done % every == 0
+
+
+def _update(run: Run, log, envs, update: int, run_folder, progress) -> str:
+  """One update; returns "finished", or the reason why the run must stop."""
+  began = time.perf_counter()
+  before = run.engine.stats
+  trials = run.rollout(update, envs)
+  rolled = time.perf_counter()
+  numbers = rollout_metrics(trials)
+  numbers |= run.learn(update, trials)
+  run.method.remember(trials)
+  learned = time.perf_counter()
+  reason = None
+  if numbers.get("train/finite", 1.0) < 1:
+    reason = "stopped: a gradient was not finite"
+  elif not any(trial.void is None for trial in trials):
+    reason = (
+      f"stopped: all {len(trials)} trials of update {update + 1} were void ({trials[0].void})"
+    )
+  else:
+    collapse = run.guard.check(numbers)
+    reason = f"stopped by the collapse guard: {collapse}" if collapse else None
+  timing = {
+    "seconds/rollout": rolled - began,
+    "seconds/learn": learned - rolled,
+    **_engine_timing(before, run.engine.stats, rolled - began),
+  }
+  log.write(update + 1, numbers, timing)
+  every = run.settings.train.rollouts_every
+  if reason or any(t.void for t in trials) or _due(update + 1, every) or update == 0:
+    log.write_rollouts(update + 1, (trial.to_json() for trial in trials))
+  shown = {"success": numbers["rollout/success"], "valid": numbers["rollout/valid"]}
+  shown |= {
+    name: numbers[f"train/{name}"] for name in ("entropy", "kl_old") if f"train/{name}" in numbers
+  }
+  if numbers["rollout/void"]:
+    shown["void"] = numbers["rollout/void"]
+  progress.update(update + 1, shown, seconds=learned - began)
+  if reason:
+    progress.say(reason)
+  return reason or "finished"
+
+
+def _engine_timing(before: engine.Stats, after: engine.Stats, seconds: float) -> dict[str, float]:
+  """What the sampler did in one rollout; reuse is the share of prompt tokens that were cached."""
+  done = engine.Stats(*(b - a for a, b in zip(before, after, strict=True)))
+  return {
+    "engine/reused": done.reused / max(done.reused + done.prefilled, 1),
+    "engine/prefilled": done.prefilled,
+    "engine/steps": done.steps,
+    "engine/tokens_per_second": done.sampled / max(seconds, 1e-9),
+  }
+
+
+def _evaluate(run: Run, log: metrics.MetricsLog, step: int, label: str, progress) -> None:
+  record, trials = run.evaluate(step, label, progress)
+  log.write_eval(record)
+  keep = run.settings.eval.save_trials
+  log.write_eval_trials(
+    step, {arm: [trial.to_json() for trial in played[:keep]] for arm, played in trials.items()}
+  )
+
+
+def evaluate_checkpoint(settings: Settings, run_folder: folder.RunFolder, step: int | None) -> None:
+  """--mode=eval: plays the panel with a checkpoint of this folder; adds a record and the report."""
+  run = Run(settings)
+  with (
+    checkpoint.Checkpoints(
+      run_folder.checkpoints, keep=settings.train.keep, keep_every=None
+    ) as saved,
+    metrics.MetricsLog(run_folder) as log,
+    metrics.Progress(0) as progress,
+  ):
+    done = run.load(saved, step)
+    run.engine.warmup()
+    _evaluate(run, log, done, "eval", progress)
+  report.write_report(run_folder)

@@ -1,0 +1,81 @@
+"""Where arrays live: a mesh of axes data, fsdp, tensor, and the rule that places each weight.
+
+Batches are split over data and fsdp along their leading axis; weights over fsdp and tensor by the
+first rule whose pattern matches their path. Axes are Auto: GSPMD partitions the program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+AXES = ("data", "fsdp", "tensor")
+
+# Path pattern -> mesh axis of each dimension. L layers, D width, K key-value heads, M MLP width.
+RULES = (
+  (r"embedding|head", ("tensor", "fsdp")),  # [V, D]
+  (r"qkv", (None, "fsdp", "tensor", None, None)),  # [L, D, K, G + 2, d]
+  (r"out", (None, "tensor", None, None, "fsdp")),  # [L, K, G, d, D]
+  (r"gate_up", (None, "fsdp", None, "tensor")),  # [L, D, 2, M]
+  (r"down", (None, "tensor", "fsdp")),  # [L, M, D]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Devices along each axis; data = -1 takes what is left."""
+
+  data: int = 1
+  fsdp: int = 1
+  tensor: int = 1
+
+
+def make(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+  """The mesh; ValueError if the axes do not multiply to the number of devices they need."""
+  devices = jax.devices() if devices is None else devices
+  inner = config.fsdp * config.tensor
+  data = len(devices) // inner if config.data == -1 else config.data
+  needed = data * inner
+  if needed < 1 or needed > len(devices):
+    raise ValueError(
+      f"a mesh of data {config.data} x fsdp {config.fsdp} x tensor {config.tensor} needs {needed or inner} "
+      f"devices and {len(devices)} are there; change config.mesh"
+    )
+  grid = np.array(devices[:needed]).reshape(data, config.fsdp, config.tensor)
+  return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def shards(mesh: Mesh) -> int:
+  """Into how many parts a batch is split."""
+  return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def place_batch(mesh: Mesh, batch: Any) -> Any:
+  """Splits every array of a batch along its leading axis."""
+  sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+  return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), batch)
+
+
+def param_shardings(mesh: Mesh, params: Any) -> Any:
+  """A sharding for every weight (or optimiser moment of the same path), by RULES."""
+
+  def place(path, leaf) -> NamedSharding:
+    name = jax.tree_util.keystr(path)
+    for pattern, axes in RULES:
+      if re.search(rf"'({pattern})'", name) and leaf.ndim == len(axes):
+        sizes = zip(axes, leaf.shape, strict=True)
+        spec = [axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in sizes]
+        return NamedSharding(mesh, PartitionSpec(*spec))
+    return NamedSharding(mesh, PartitionSpec())
+
+  return jax.tree_util.tree_map_with_path(place, params)
+
+
+def place_params(mesh: Mesh, params: Any) -> Any:
+  """Puts weights or optimiser state where RULES say."""
+  return jax.tree.map(jax.device_put, params, param_shardings(mesh, params))

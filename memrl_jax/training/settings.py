@@ -1,0 +1,212 @@
+"""All settings of a run, as frozen dataclasses that check themselves and each other.
+
+Where a section belongs to a part of the engine, its dataclass stands beside that part; what concerns
+the loop stands here. Nothing after this point sees a ConfigDict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from memrl_jax import methods
+from memrl_jax.envs import base as env_base
+from memrl_jax.models import tiny
+from memrl_jax.rollout import credit, pack, policies
+from memrl_jax.sampling import engine
+from memrl_jax.training import guard, mesh, objective, step
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvSettings:
+  """Which environment, with its own options, and how it is run (envs/pool)."""
+
+  name: str
+  options: Any
+  workers: int = 2
+  timeout_s: float = 60.0
+  isolation: str = "thread"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+  """`checkpoint`: "tiny:<family>" for a shipped tiny model, or a directory."""
+
+  checkpoint: str
+  remat: bool = True
+
+  def directory(self) -> pathlib.Path:
+    """Where the weights lie; ValueError if they are not there."""
+    if self.checkpoint.startswith("tiny:"):
+      return tiny.directory(self.checkpoint.removeprefix("tiny:"))
+    path = pathlib.Path(self.checkpoint).expanduser()
+    if not (path / "config.json").is_file():
+      raise ValueError(
+        f"no model in {path} (config.json is missing); give a directory with weights, or "
+        f"tiny:<family> with one of {', '.join(tiny.shipped())} (config.model.checkpoint)"
+      )
+    return path
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSettings:
+  """One update: `groups` tasks x `group_size` trials, then `minibatches` optimiser steps.
+
+  eval_every, checkpoint_every, rollouts_every: in updates; 0 means never (but for the last update).
+  keep: checkpoints kept.
+  """
+
+  updates: int = 40
+  groups: int = 8
+  group_size: int = 8
+  minibatches: int = 2
+  concurrency: int = 256
+  eval_every: int = 0
+  checkpoint_every: int = 10
+  rollouts_every: int = 5
+  keep: int = 2
+
+  def __post_init__(self):
+    for name, low in (
+      ("updates", 0), ("groups", 1), ("group_size", 1), ("minibatches", 1), ("concurrency", 1),
+      ("eval_every", 0), ("checkpoint_every", 0), ("rollouts_every", 0), ("keep", 1),
+    ):  # fmt: skip
+      if getattr(self, name) < low:
+        raise ValueError(
+          f"{name} must be at least {low}, not {getattr(self, name)} (config.train.{name})"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSettings:
+  """The evaluation on a fixed panel.
+
+  panel: name or file of a panel; tasks: how many of its seeds; half: "test", or "dev" for tuning.
+  arms: "memory" and "none". swap: who plays attempt 1 in the swap test, "random" and/or "base".
+  harder: named changes of environment options, evaluated without retraining.
+  options: changes of the environment's options in every evaluation (a held-out split).
+  diversity_tasks, diversity_samples: tasks and trajectories per task of the diversity (0: none).
+  """
+
+  panel: str
+  tasks: int = 512
+  half: str = "test"
+  arms: tuple[str, ...] = ("memory", "none")
+  swap: tuple[str, ...] = ()
+  harder: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
+  options: tuple[tuple[str, Any], ...] = ()
+  temperature: float = 0.7
+  top_p: float = 1.0
+  top_k: int = 0
+  diversity_tasks: int = 0
+  diversity_samples: int = 32
+  save_trials: int = 32
+  at_start: bool = True
+
+  def __post_init__(self):
+    for arm in self.arms:
+      if arm not in ("memory", "none"):
+        raise ValueError(
+          f"evaluation arm {arm!r} is not known; choose memory or none (config.eval.arms)"
+        )
+    for who in self.swap:
+      if who not in ("random", "base"):
+        raise ValueError(
+          f"swap policy {who!r} is not known; choose random or base (config.eval.swap)"
+        )
+    if self.half not in ("test", "dev"):
+      raise ValueError(
+        f"panel half {self.half!r} is not known; choose test or dev (config.eval.half)"
+      )
+    if (
+      self.tasks < 1
+      or self.diversity_tasks < 0
+      or self.diversity_samples < 1
+      or self.save_trials < 0
+    ):
+      raise ValueError(
+        "tasks and diversity_samples must be >= 1, diversity_tasks and save_trials >= 0 (config.eval)"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """Everything a run depends on."""
+
+  name: str
+  variant: str
+  seed: int
+  env: EnvSettings
+  model: ModelSettings
+  method_name: str
+  method: methods.Config
+  sampling: policies.SamplingConfig
+  engine: engine.EngineConfig
+  credit: credit.CreditConfig
+  loss: objective.LossConfig
+  optim: step.OptimConfig
+  pack: pack.PackConfig
+  mesh: mesh.MeshConfig
+  train: TrainSettings
+  eval: EvalSettings
+  guard: guard.GuardConfig
+
+  def __post_init__(self):
+    if self.seed < 0:
+      raise ValueError(f"seed {self.seed} is negative; use 0 or more (config.seed)")
+    self._check_method()
+    self._check_sizes()
+
+  @property
+  def frozen(self) -> bool:
+    """Whether this method trains nothing."""
+    return methods.METHODS[self.method_name] is None
+
+  def _check_method(self) -> None:
+    allowed = methods.METHODS[self.method_name]
+    if allowed is None and self.train.updates:
+      raise ValueError(
+        f"{self.method_name} runs a frozen model and cannot train for {self.train.updates} updates; "
+        "set config.train.updates to 0"
+      )
+    if allowed is not None and self.credit.estimator not in allowed:
+      raise ValueError(
+        f"{self.method_name} uses the estimator {' or '.join(allowed)}, not {self.credit.estimator}; "
+        "change config.credit.estimator or config.method.name"
+      )
+    if self.train.updates:
+      self.sampling.check_trainable()
+      if self.train.group_size == 1 and self.credit.estimator not in ("ppo", "reinforce"):
+        raise ValueError(
+          f"a group of 1 trial has nobody to compare with under {self.credit.estimator}: every "
+          "advantage is 0; raise config.train.group_size"
+        )
+
+  def _check_sizes(self) -> None:
+    tokens = max(self.sampling.play_tokens, self.sampling.reflect_tokens)
+    if self.train.updates and tokens > self.pack.response:
+      raise ValueError(
+        f"responses of up to {tokens} tokens (config.sampling) do not fit config.pack.response = "
+        f"{self.pack.response}; raise it"
+      )
+    shards = self.mesh.data * self.mesh.fsdp
+    if self.mesh.data > 0 and self.pack.sequences % shards:
+      raise ValueError(
+        f"batch of {self.pack.sequences} sequences cannot be split over {shards} data shards; choose "
+        "config.pack.sequences divisible by config.mesh.data * config.mesh.fsdp"
+      )
+    family = env_base.family(self.env.name)
+    for _, changes in (*self.eval.harder, ("", self.eval.options)):
+      changed(self.env.options, dict(changes))
+    if "random" in self.eval.swap and "random" not in family.players:
+      raise ValueError(f"{self.env.name} has no random player for the swap test (config.eval.swap)")
+
+
+def changed(options: Any, changes: dict[str, Any]) -> Any:
+  """Environment options with some fields replaced; ValueError names an unknown field."""
+  known = [field.name for field in dataclasses.fields(options)]
+  for name in changes:
+    if name not in known:
+      raise ValueError(f"environment option {name!r} is not known; choose from {', '.join(known)}")
+  return dataclasses.replace(options, **changes)

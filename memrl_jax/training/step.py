@@ -1,0 +1,281 @@
+"""The training step: gradients of open sums over micro-batches and devices, divided once, one update.
+
+The same program runs on one device or a mesh: batches are split along their leading axis, the sums
+of the loss and of its count run over all of it. Buffers of gradients and state are donated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from memrl_jax.models import policy
+from memrl_jax.models.config import DecoderConfig
+from memrl_jax.ops import masks, ratios
+from memrl_jax.training import mesh as meshes
+from memrl_jax.training import objective
+from memrl_jax.types import TokenBatch
+
+SCHEDULES = ("constant", "cosine")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig:
+  """AdamW. Units: learning rates per optimiser step; warm-up in optimiser steps."""
+
+  learning_rate: float = 1e-6
+  critic_learning_rate: float = 1e-5
+  schedule: str = "constant"
+  warmup: int = 0
+  beta1: float = 0.9
+  beta2: float = 0.999
+  eps: float = 1e-8
+  weight_decay: float = 0.01
+  clip_norm: float = 1.0
+
+  def __post_init__(self):
+    if self.schedule not in SCHEDULES:
+      raise ValueError(
+        f"schedule {self.schedule!r} is not known; choose one of {', '.join(SCHEDULES)} "
+        "(config.optim.schedule)"
+      )
+    if self.learning_rate < 0 or self.critic_learning_rate < 0 or self.clip_norm <= 0:
+      raise ValueError("learning rates must be >= 0 and clip_norm > 0 (config.optim)")
+    if self.warmup < 0 or self.weight_decay < 0:
+      raise ValueError("warmup and weight_decay must be >= 0 (config.optim)")
+
+
+class TrainState(NamedTuple):
+  """params holds "policy" and, for PPO, "critic"; opt_state is optax's."""
+
+  params: dict[str, Any]
+  opt_state: Any
+
+
+class Sums(NamedTuple):
+  """What micro-batches add up to before one optimiser step."""
+
+  grads: dict[str, Any]
+  policy: masks.Open
+  value: masks.Open
+  metrics: dict[str, masks.Open]
+  gap_max: jax.Array  # largest |trainer - sampler| log-prob, nats
+
+
+def optimiser(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
+  """Clipping over all weights of a model together, then AdamW on its schedule."""
+
+  def adamw(peak: float) -> optax.GradientTransformation:
+    return optax.chain(
+      optax.clip_by_global_norm(config.clip_norm),
+      optax.adamw(
+        learning_rate(config, peak, total_steps),
+        b1=config.beta1,
+        b2=config.beta2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+      ),
+    )
+
+  rates = {"policy": config.learning_rate, "critic": config.critic_learning_rate}
+  return optax.partition(
+    {name: adamw(rate) for name, rate in rates.items()},
+    lambda params: {name: jax.tree.map(lambda _, n=name: n, tree) for name, tree in params.items()},
+  )
+
+
+def learning_rate(config: OptimConfig, peak: float, total_steps: int) -> optax.Schedule:
+  """Linear warm-up from 0, then constant or cosine to a tenth of the peak."""
+  rest = max(total_steps - config.warmup, 1)
+  after = {
+    "constant": optax.constant_schedule(peak),
+    "cosine": optax.cosine_decay_schedule(peak, rest, alpha=0.1),
+  }[config.schedule]
+  warm = optax.linear_schedule(0.0, peak, max(config.warmup, 1))
+  return optax.join_schedules([warm, after], [config.warmup]) if config.warmup else after
+
+
+def init_critic(params: Any, cfg: DecoderConfig) -> dict[str, Any]:
+  """A critic: a copy of the policy's body, and a value head that starts at zero."""
+  return {"body": jax.tree.map(jnp.copy, params), "value": jnp.zeros(cfg.dim)}
+
+
+def critic_values(critic: dict[str, Any], cfg: DecoderConfig, batch: TokenBatch, **kw) -> jax.Array:
+  """V [B, S]: the critic's estimate of the return at the end of each row's prompt."""
+  hidden_BTD = policy.hidden(
+    critic["body"], cfg, batch.tokens_BT, batch.segment_BT, batch.position_BT, **kw
+  )
+  return policy.gather(hidden_BTD, batch.value_index_BS) @ critic["value"]
+
+
+class Trainer:
+  """The jitted functions of one model, loss and mesh; holds no state that training changes."""
+
+  def __init__(
+    self,
+    cfg: DecoderConfig,
+    loss: objective.LossConfig,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    max_tokens: int,
+    remat: bool = True,
+  ):
+    self.cfg, self.loss, self.mesh = cfg, loss, mesh
+    self._tx, self._max_tokens, self._remat = tx, max_tokens, remat
+    self._accumulate = jax.jit(self._accumulate_fn, donate_argnums=1)
+    self._apply = jax.jit(self._apply_fn, donate_argnums=0)
+    self._zeros = jax.jit(self._zeros_fn)
+    self._score = jax.jit(self._score_fn)
+    self._values = jax.jit(self._values_fn)
+
+  def init(self, params: Any, critic: Any | None) -> TrainState:
+    """Places the weights on the mesh and starts the optimiser."""
+    tree = {"policy": params} | ({"critic": critic} if critic is not None else {})
+    # Copies: the state is donated, and the caller's arrays must survive that.
+    placed = meshes.place_params(self.mesh, jax.tree.map(jnp.array, tree))
+    return TrainState(placed, meshes.place_params(self.mesh, self._tx.init(placed)))
+
+  def score(self, params: Any, batches: Sequence[TokenBatch]) -> list[np.ndarray]:
+    """Log-probs [B, S, K] of the sampled tokens under `params`, one array per micro-batch."""
+    return [np.asarray(self._score(params, self._place(batch))) for batch in batches]
+
+  def values(self, critic: Any, batches: Sequence[TokenBatch]) -> list[np.ndarray]:
+    """The critic's estimates [B, S], one array per micro-batch."""
+    return [np.asarray(self._values(critic, self._place(batch))) for batch in batches]
+
+  def update(
+    self,
+    state: TrainState,
+    batches: Sequence[TokenBatch],
+    old: Sequence[np.ndarray] | None = None,
+    ref: Sequence[np.ndarray] | None = None,
+  ) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One optimiser step over the micro-batches; `state` is consumed.
+
+    Args:
+      old: pi_old's log-probs recomputed by the trainer, if the loss asks for them.
+      ref: the reference policy's log-probs, if there is a KL term.
+    """
+    sums = self._zeros(state.params)
+    for i, batch in enumerate(batches):
+      sums = self._accumulate(
+        state.params,
+        sums,
+        self._place(batch),
+        self._place(batch.behaviour_BSK if old is None else old[i]),
+        self._place(batch.behaviour_BSK if ref is None else ref[i]),
+      )
+    return self._apply(state, sums)
+
+  def gradients(self, params: Any, batches: Sequence[TokenBatch]) -> Any:
+    """The gradient of the closed loss, for tests and inspection."""
+    sums = self._zeros(params)
+    for batch in batches:
+      placed = self._place(batch)
+      sums = self._accumulate(params, sums, placed, placed.behaviour_BSK, placed.behaviour_BSK)
+    return _closed(sums)
+
+  def _place(self, tree: Any) -> Any:
+    return meshes.place_batch(self.mesh, tree)
+
+  def _score_fn(self, params, batch):
+    return policy.logprobs(params, self.cfg, batch, entropy=False)[0]
+
+  def _values_fn(self, critic, batch):
+    return critic_values(critic, self.cfg, batch)
+
+  def _zeros_fn(self, params) -> Sums:
+    zero = masks.Open(jnp.zeros(()), jnp.zeros(()))
+    names = ["train/clipped", "train/kl_old", "train/entropy", "train/ratio", "train/logp_gap"]
+    names += ["train/kl_ref"] if self.loss.kl_coef else []
+    grads = jax.tree.map(jnp.zeros_like, params)
+    return Sums(grads, zero, zero, dict.fromkeys(names, zero), jnp.zeros(()))
+
+  def _loss_fn(self, params, batch: TokenBatch, old_BSK, ref_BSK):
+    """The total of the policy's loss and of the critic's; their weights are disjoint."""
+    B, S, K = batch.mask_BSK.shape
+    logp_BSK, entropy_BSK = policy.logprobs(
+      params["policy"], self.cfg, batch, entropy=True, remat=self._remat
+    )
+
+    def rows(value_BSK):
+      return value_BSK.reshape(B * S, K)
+
+    mask_RK, logp_RK = rows(batch.mask_BSK), rows(logp_BSK)
+    behaviour_RK, old_RK = rows(batch.behaviour_BSK), rows(old_BSK)
+    weight_RK = jnp.ones_like(logp_RK)
+    if self.loss.old_logps == "trainer":
+      weight_RK = ratios.truncated_importance_weight(
+        old_RK, behaviour_RK, mask_RK, cap=self.loss.tis_cap
+      )
+    tokens = objective.Tokens(
+      logp_RK,
+      old_RK,
+      weight_RK,
+      rows(ref_BSK),
+      rows(entropy_BSK),
+      mask_RK,
+      batch.advantage_BS.reshape(B * S),
+    )
+    loss, metrics = objective.policy_loss(self.loss, tokens, max_tokens=self._max_tokens)
+    gap_RK = jnp.abs(masks.keep(logp_RK, mask_RK) - masks.keep(behaviour_RK, mask_RK))
+    metrics["train/logp_gap"] = masks.open_sum(gap_RK, mask_RK)
+    value = masks.Open(jnp.zeros(()), jnp.zeros(()))
+    if "critic" in params:
+      value_R = critic_values(params["critic"], self.cfg, batch, remat=self._remat).reshape(B * S)
+      target_R = batch.value_target_BS.reshape(B * S)
+      value = objective.value_loss(value_R, target_R, jnp.any(mask_RK, axis=1))
+    total = loss.total + self.loss.value_coef * value.total
+    return total, (loss, value, metrics, jnp.max(gap_RK))
+
+  def _accumulate_fn(self, params, sums: Sums, batch, old_BSK, ref_BSK) -> Sums:
+    grads, (loss, value, metrics, gap) = jax.grad(self._loss_fn, has_aux=True)(
+      params, batch, old_BSK, ref_BSK
+    )
+    loss, value, metrics, gap = jax.lax.stop_gradient((loss, value, metrics, gap))
+    return Sums(
+      jax.tree.map(jnp.add, sums.grads, grads),
+      masks.add(sums.policy, loss),
+      masks.add(sums.value, value),
+      {name: masks.add(sums.metrics[name], mean) for name, mean in metrics.items()},
+      jnp.maximum(sums.gap_max, gap),
+    )
+
+  def _apply_fn(self, state: TrainState, sums: Sums) -> tuple[TrainState, dict[str, jax.Array]]:
+    grads = _closed(sums)
+    norms = {name: optax.global_norm(tree) for name, tree in grads.items()}
+    finite = jnp.isfinite(sum(norms.values()) + sums.policy.total)
+    updates, opt_state = self._tx.update(grads, state.opt_state, state.params)
+    fresh = TrainState(optax.apply_updates(state.params, updates), opt_state)
+    # A non-finite gradient must not touch the weights: the loop stops and can dump them.
+    kept = jax.tree.map(lambda new, was: jnp.where(finite, new, was), fresh, state)
+    metrics = {name: masks.close(mean) for name, mean in sums.metrics.items()}
+    metrics |= {
+      "train/loss": masks.close(sums.policy),
+      "train/grad_norm": norms["policy"],
+      "train/logp_gap_max": sums.gap_max,
+      "train/finite": finite.astype(jnp.float32),
+    }
+    if "critic" in grads:
+      metrics |= {
+        "train/value_loss": masks.close(sums.value),
+        "train/critic_grad_norm": norms["critic"],
+      }
+    return kept, metrics
+
+
+def _closed(sums: Sums) -> dict[str, Any]:
+  """Gradients of the means: each model's total divided by its own count."""
+  counts = {"policy": sums.policy.count, "critic": sums.value.count}
+  return {
+    name: jax.tree.map(lambda leaf, n=name: leaf / jnp.maximum(counts[n], 1.0), tree)
+    for name, tree in sums.grads.items()
+  }

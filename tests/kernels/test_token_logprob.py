@@ -1,0 +1,202 @@
+"""token_logprob: hand numbers, chunked equals ref in value and gradient, and no [N, V] array."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from memrl_kernels import token_logprob
+
+
+def inputs(rows, vocabulary=23, features=6, seed=0):
+  rng = np.random.default_rng(seed)
+  return dict(
+    hidden_ND=jnp.asarray(rng.normal(size=(rows, features)), jnp.float32),
+    embedding_VD=jnp.asarray(rng.normal(size=(vocabulary, features)), jnp.float32),
+    label_N=jnp.asarray(rng.integers(0, vocabulary, rows), jnp.int32),
+    temperature_N=jnp.asarray(rng.uniform(0.5, 2.0, rows), jnp.float32),
+  )
+
+
+def loss(hidden_ND, embedding_VD, label_N, temperature_N, mask_N=None, **options):
+  """A scalar in which every row's log-prob and entropy has a gradient of its own."""
+  scored = token_logprob.token_logprob(
+    hidden_ND, embedding_VD, label_N, mask_N, temperature_N=temperature_N, entropy=True, **options
+  )
+  row_N = jnp.arange(1.0, label_N.shape[0] + 1)
+  return jnp.sum(row_N * scored.logp_N) + jnp.sum(jnp.sqrt(row_N) * scored.entropy_N)
+
+
+@pytest.mark.parametrize("impl", ["ref", "xla"])
+def test_by_hand(impl):
+  # Logits (log 1, log 2, log 5) at T = 1: p = 1/8, 2/8, 5/8. At T = 1/2 they are squared:
+  # 1/30, 4/30, 25/30. Entropy of the first: .125 log 8 + .25 log 4 + .625 log 1.6 = .900256.
+  embedding_VD = jnp.log(jnp.array([[1.0], [2.0], [5.0]]))
+  scored = token_logprob.token_logprob(
+    jnp.ones((2, 1)),
+    embedding_VD,
+    jnp.array([1, 2]),
+    temperature_N=jnp.array([1.0, 0.5]),
+    entropy=True,
+    impl=impl,
+  )
+  np.testing.assert_allclose(scored.logp_N, np.log([2 / 8, 25 / 30]), rtol=1e-5)
+  assert scored.entropy_N[0] == pytest.approx(0.900256, abs=1e-5)
+
+
+@pytest.mark.parametrize("impl", ["ref", "xla"])
+def test_the_soft_cap_comes_before_the_temperature(impl):
+  # Logits 0 and 4, cap 2: 2 tanh(2) = 1.928055, over T = .5: 3.856110;
+  # logp of the second = - log(1 + exp(-3.856110)) = -.0209284.
+  scored = token_logprob.token_logprob(
+    jnp.array([[4.0]]),
+    jnp.array([[0.0], [1.0]]),
+    jnp.array([1]),
+    temperature_N=jnp.array([0.5]),
+    soft_cap=2.0,
+    entropy=False,
+    impl=impl,
+  )
+  np.testing.assert_allclose(scored.logp_N, [-0.0209284], rtol=1e-4)
+  assert scored.entropy_N is None
+
+
+@pytest.mark.parametrize("rows, chunk", [(1, 512), (7, 3), (13, 4), (16, 4), (5, 1), (6, 512)])
+@pytest.mark.parametrize("soft_cap", [None, 3.0])
+def test_chunks_equal_ref_in_value_and_gradient(rows, chunk, soft_cap):
+  batch = inputs(rows)
+  arrays = ("hidden_ND", "embedding_VD", "temperature_N")
+
+  def run(impl):
+    def of(arrays):
+      return loss(**(batch | arrays), soft_cap=soft_cap, chunk=chunk, impl=impl)
+
+    return jax.jit(jax.value_and_grad(of))({name: batch[name] for name in arrays})
+
+  (value, gradient), (expected, expected_gradient) = run("xla"), run("ref")
+  np.testing.assert_allclose(value, expected, rtol=1e-5)
+  for name in arrays:
+    np.testing.assert_allclose(
+      gradient[name], expected_gradient[name], rtol=1e-4, atol=1e-4, err_msg=name
+    )
+
+
+def test_rows_keep_their_order():
+  batch = inputs(11)
+  scored = token_logprob.token_logprob(**batch, entropy=True, chunk=4)
+  order_N = np.random.default_rng(1).permutation(11)
+  moved = {k: x if k == "embedding_VD" else x[order_N] for k, x in batch.items()}
+  shuffled = token_logprob.token_logprob(**moved, entropy=True, chunk=11)
+  np.testing.assert_allclose(shuffled.logp_N, scored.logp_N[order_N], rtol=1e-5)
+  np.testing.assert_allclose(shuffled.entropy_N, scored.entropy_N[order_N], rtol=1e-5)
+
+
+def test_probabilities_of_all_labels_add_to_one_and_give_the_entropy():
+  batch = inputs(1)
+  wide = {k: x if k == "embedding_VD" else jnp.repeat(x, 23, 0) for k, x in batch.items()}
+  wide["label_N"] = jnp.arange(23)
+  scored = token_logprob.token_logprob(**wide, entropy=True, chunk=5)
+  p = np.exp(scored.logp_N)
+  assert p.sum() == pytest.approx(1.0, abs=1e-5)
+  np.testing.assert_allclose(scored.entropy_N, -np.sum(p * scored.logp_N) * np.ones(23), rtol=1e-5)
+
+
+@pytest.mark.parametrize("impl", ["ref", "xla"])
+@pytest.mark.parametrize("poison", [np.nan, 1e30])
+def test_masked_rows_are_zero_and_leave_no_gradient(impl, poison):
+  batch = inputs(7)
+  mask_N = jnp.array([True, False, True, True, False, False, True])
+
+  def run(hidden_ND, embedding_VD, temperature_N, label_N):
+    return loss(hidden_ND, embedding_VD, label_N, temperature_N, mask_N, chunk=3, impl=impl)
+
+  gradients = jax.jit(jax.value_and_grad(run, argnums=(0, 1, 2)))
+  clean = gradients(
+    jnp.where(mask_N[:, None], batch["hidden_ND"], 0.0),
+    batch["embedding_VD"],
+    batch["temperature_N"],
+    batch["label_N"],
+  )
+  dirty = gradients(
+    jnp.where(mask_N[:, None], batch["hidden_ND"], poison),
+    batch["embedding_VD"],
+    jnp.where(mask_N, batch["temperature_N"], 0.0),
+    jnp.where(mask_N, batch["label_N"], -100),
+  )
+  jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+  assert np.all(np.asarray(dirty[1][0])[~mask_N] == 0)
+  scored = token_logprob.token_logprob(**batch, mask_N=mask_N, entropy=True, impl=impl)
+  assert np.all(np.asarray(scored.logp_N)[~mask_N] == 0)
+  assert np.all(np.asarray(scored.entropy_N)[~mask_N] == 0)
+  assert np.all(np.asarray(scored.logp_N)[mask_N] < 0)
+
+
+@pytest.mark.parametrize("label", [-1, -100, 23])
+def test_a_label_outside_the_vocabulary_is_loud(label):
+  batch = inputs(2) | dict(label_N=jnp.array([0, label]))
+  logp_N = token_logprob.token_logprob(**batch, entropy=False, chunk=1).logp_N
+  assert np.isfinite(logp_N[0]) and np.isnan(logp_N[1])
+
+
+def test_bfloat16_chunks_add_their_gradient_in_float32():
+  # One row a chunk, each adding the same gradient to the embedding: a bfloat16 sum of 512 equal
+  # parts stops growing at about 256 of them.
+  rows = 512
+  batch = inputs(1)
+  many = {k: x if k == "embedding_VD" else jnp.repeat(x, rows, 0) for k, x in batch.items()}
+  many["hidden_ND"] = many["hidden_ND"].astype(jnp.bfloat16)
+  embedding_VD = many.pop("embedding_VD").astype(jnp.bfloat16)
+
+  def gradient(impl):
+    def total(embedding_VD):
+      scored = token_logprob.token_logprob(
+        embedding_VD=embedding_VD, **many, entropy=False, chunk=1, impl=impl
+      )
+      assert scored.logp_N.dtype == jnp.float32
+      return scored.logp_N.sum()
+
+    return np.asarray(jax.jit(jax.grad(total))(embedding_VD), np.float32)
+
+  chunked, whole = gradient("xla"), gradient("ref")
+  assert np.abs(chunked - whole).max() < 0.02 * np.abs(whole).max()
+
+
+def test_no_array_of_rows_times_vocabulary_in_forward_or_backward():
+  rows, vocabulary, chunk = 96, 1000, 16
+  batch = inputs(rows, vocabulary)
+
+  def largest(impl):
+    run = jax.jit(jax.grad(functools.partial(loss, chunk=chunk, impl=impl), argnums=(0, 1)))
+    text = run.lower(*batch.values()).compile().as_text()
+    shapes = re.findall(r"f32\[([\d,]+)\]", text)
+    return max(int(np.prod([int(n) for n in shape.split(",")])) for shape in shapes)
+
+  assert largest("ref") >= rows * vocabulary
+  assert largest("xla") <= chunk * vocabulary
+
+
+def test_auto_is_xla_and_pallas_is_refused():
+  batch = inputs(3)
+  chosen = token_logprob.token_logprob(**batch, entropy=False)
+  named = token_logprob.token_logprob(**batch, entropy=False, impl="xla")
+  np.testing.assert_array_equal(chosen.logp_N, named.logp_N)
+  with pytest.raises(NotImplementedError, match="no Pallas kernel"):
+    token_logprob.token_logprob(**batch, entropy=False, impl="pallas")
+  with pytest.raises(ValueError, match="cuda"):
+    token_logprob.token_logprob(**batch, entropy=False, impl="cuda")
+
+
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    (dict(embedding_VD=jnp.zeros((6, 23))), "transpose a head"),
+    (dict(label_N=jnp.zeros(2, jnp.int32)), "3 rows"),
+    (dict(mask_N=jnp.ones(3)), "float32"),
+    (dict(chunk=0), "chunk=0"),
+  ],
+)
+def test_wrong_shapes_are_refused_in_a_sentence(change, message):
+  with pytest.raises(ValueError, match=message):
+    token_logprob.token_logprob(**(inputs(3) | change), entropy=False)
