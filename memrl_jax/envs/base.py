@@ -16,7 +16,7 @@ import numpy as np
 
 from memrl_jax.types import Message
 
-TRAIN_SEEDS = (0, 65_536)  # task seeds of training; papers/lamer 2.5
+TRAIN_SEEDS = (0, 65_536)  # task seeds of training; experiments/lamer.md 2.5
 EVAL_SEEDS = (65_536, 2**32 - 1)  # task seeds of evaluation panels: disjoint by construction
 
 MEMORY_KINDS = ("reflection_only", "history_only", "history_and_reflection")

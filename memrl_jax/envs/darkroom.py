@@ -4,7 +4,7 @@ An attempt is `turns` turns of `moves_per_turn` moves; walls keep the position; 
 10 and ends the attempt. Nothing but luck finds the goal in attempt 1, and nothing but memory of the
 cells already searched makes attempts 2 and 3 better than luck: with the 5x5 room, start in the
 centre and 8 moves, no policy without memory exceeds pass@3 = 1-(1-8/24)^3 = .704 and one with memory
-reaches 1 (design/tiny_model 7.1).
+reaches 1 (experiments/tiny/README.md).
 """
 
 from __future__ import annotations
@@ -244,8 +244,8 @@ class Sweeper:
 
   Cells of this attempt and (with `memory`) cells named in the memory count as seen. With probability
   `noise` a move is random. For every past attempt that names no cell the order is turned by one: a
-  player that walks one path again and again would teach a clone to copy its memory (design/tiny_model
-  7.2).
+  player that walks one path again and again would teach a clone to copy its memory
+  (experiments/tiny/README.md).
   """
 
   def __init__(
@@ -291,11 +291,16 @@ class Sweeper:
 
 
 def mixture(options: Options, rng: np.random.Generator) -> base.Player:
-  """The imitation mix of design/tiny_model 7.2, row A: 30 % random walk, 70 % sweeper with memory."""
+  """The imitation mix: 30 % random walk, 70 % sweeper with memory, each with an order of its own.
+
+  The orders differ so that first attempts of a clone differ too: a start that walks one path would be
+  a poor one for every method without memory.
+  """
   if rng.random() < 0.3:
     player = RandomWalk(options, rng, useful=0.85)
   else:
-    player = Sweeper(options, rng, noise=float(rng.choice([0.0, 0.3])), useful=0.85)
+    order = rng.permutation(list(MOVES)).tolist()
+    player = Sweeper(options, rng, noise=float(rng.choice([0.0, 0.3])), useful=0.85, order=order)
   return prompting.Clumsy(player, rng)
 
 

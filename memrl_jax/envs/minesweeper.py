@@ -1,6 +1,6 @@
 """MineSweeper with a safe first click, a limit of turns, and the same mines in every attempt.
 
-Rules and rewards follow the LaMer release (papers/lamer 2.2); unlike there, the first click is drawn
+Rules and rewards follow the LaMer release (experiments/lamer.md 2.2); unlike there, the first click is drawn
 from the task seed like the mines, so that all members of a group see one board.
 
 Cells: `?` closed, `.` open with no mine near, a digit = mines near, `*` the mine that was hit.
@@ -322,7 +322,7 @@ class Weak(Clicker):
   """The first closed cell, in reading order, next to the smallest visible number.
 
   Its mistakes are systematic: without memory it opens the same mine every time, and skipping a named
-  mine changes what it does. That is what teaches a clone to read (design/tiny_model 2).
+  mine changes what it does. That is what teaches a clone to read (experiments/tiny/README.md).
   """
 
   def choose(self, board, closed, mines, safe):
@@ -384,7 +384,7 @@ def deduce(
 
 
 def mixture(options: Options, rng: np.random.Generator) -> base.Player:
-  """The imitation mix: weak and solver, 95 % obey memory; 60 % weak as in design/tiny_model 2 (bc5).
+  """The imitation mix: weak and solver, 95 % obey memory, 60 % weak with few mines.
 
   From 4 mines on only 30 % are weak: it hardly ever wins there, and the solver has to guess, so that
   its own mistakes are systematic and a named mine changes what it does.

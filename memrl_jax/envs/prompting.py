@@ -5,7 +5,7 @@ Two styles. "full": rules and observations in sentences, for language models tha
 token. A family describes itself with a `Wording` and a `Shorthand`; everything else stands here once.
 
 Trials are numbered by what is remembered: with no remembered attempt every attempt is trial 1, so a
-cleared memory gives exactly the prompt of a first attempt (papers/lamer 6.6).
+cleared memory gives exactly the prompt of a first attempt (experiments/lamer.md 6.6).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from memrl_jax.envs import base
 from memrl_jax.types import Message
 
 STYLES = ("brief", "full")
-REFLECTION_CHARS = 2000  # papers/lamer 1.6
-HISTORY_TURNS = 7  # actions shown of an attempt; papers/lamer 1.7
+REFLECTION_CHARS = 2000  # experiments/lamer.md 1.6
+HISTORY_TURNS = 7  # actions shown of an attempt; experiments/lamer.md 1.7
 HISTORY_OBSERVATIONS = 2  # newest observations shown in full; older ones as "..."
 MAX_SIDE = 9  # one digit in coordinates and row labels
 
@@ -244,7 +244,7 @@ class Clumsy:
   """A player that loses one tag of its response with probability `rate`.
 
   Imitation data with about 4 % of such rows leave the clone with something to learn about format
-  (design/tiny_model 2 and 5.9).
+  (experiments/tiny/README.md).
   """
 
   def __init__(self, player: base.Player, rng: np.random.Generator, rate: float = 0.04):

@@ -1,6 +1,6 @@
 """Sokoban: push every box onto a target, up to three moves a turn.
 
-Rules, rewards and symbols follow the LaMer release (papers/lamer 2.1); rooms come from our own
+Rules, rewards and symbols follow the LaMer release (experiments/lamer.md 2.1); rooms come from our own
 generator in the spirit of gym-sokoban: a random walk carves the floor, and play in reverse from the
 solved room gives starts that are solvable by construction.
 

@@ -1,11 +1,11 @@
 """What LaMer is compared with: prompting without training, and RL whose attempts share no memory.
 
 zero-shot, ReAct (2210.03629)   a frozen model; ReAct asks for a thought before each action.
-PPO, RLOO, GRPO, GiGPO          RL on single attempts (papers/lamer 1.1: 24 x 1 against 8 x 3).
+PPO, RLOO, GRPO, GiGPO          RL on single attempts (experiments/lamer.md 1.1: 24 x 1 against 8 x 3).
 Reflexion (2303.11366) is LaMer's trial with a frozen model: see `methods.registry`.
 
 Every attempt starts with a cleared memory: its prompts are those of a first attempt. (The released
-baselines show the previous attempt's actions as if they were the current one's; papers/lamer 6.6.)
+baselines show the previous attempt's actions as if they were the current one's; experiments/lamer.md 6.6.)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """LaMer: meta-RL across several attempts at the same task, with reflections in context.
 
-"Meta-RL induces exploration in language agents" (2512.16848); papers/lamer 1.1, 1.4-1.6.
+"Meta-RL induces exploration in language agents" (2512.16848); experiments/lamer.md 1.1, 1.4-1.6.
 
     J(theta) = E[ G_1 ],   G_n,t = g_n,t + sum_{m > n} gamma_traj^(m-n) g_m,0
 

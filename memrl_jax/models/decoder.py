@@ -85,7 +85,7 @@ class Layer(nnx.Module):
     flat = self.attention_norm(x_ND) @ self.qkv[...].reshape(cfg.dim, -1)
     mixed = flat.reshape(-1, K, G + 2, d)
     if cfg.qkv_bias:
-      mixed = mixed + self.qkv_bias[...]
+      mixed = mixed + self.qkv_bias[...][None]
     query, key, value = mixed[:, :, :G], mixed[:, :, G : G + 1], mixed[:, :, G + 1]
     if cfg.qk_norm:
       query, key = self.query_norm(query), self.key_norm(key)
@@ -122,7 +122,7 @@ def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
   """x / sqrt(mean x^2 + eps) * w over the last axis, in float32. Zhang & Sennrich (1910.07467)."""
   wide = x.astype(jnp.float32)
   scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-  return (wide * scale * weight).astype(x.dtype)
+  return (wide * scale * jnp.expand_dims(weight, range(x.ndim - 1))).astype(x.dtype)
 
 
 def rotate(x: jax.Array, angles_N2d: jax.Array) -> jax.Array:

@@ -67,7 +67,7 @@ def hidden(
   """
   B, T = tokens_BT.shape
   index_T = jnp.arange(T)
-  see_BTT = (index_T[:, None] >= index_T[None, :]) & (
+  see_BTT = (index_T[:, None] >= index_T[None, :])[None] & (
     (segment_BT[:, :, None] == segment_BT[:, None, :]) & (segment_BT[:, :, None] > 0)
   )
   kinds = _Kinds.of(cfg)
@@ -173,7 +173,7 @@ def prefill(
   R, N = tokens_RN.shape
   C = context.value_BKSd.shape[-2]
   column_RC = jnp.broadcast_to(jnp.arange(C), (R, C))
-  position_RN = start_R[:, None] + jnp.arange(N)
+  position_RN = start_R[:, None] + jnp.arange(N)[None]
   old_RNC = jnp.broadcast_to((column_RC < start_R[:, None])[:, None, :], (R, N, C))
   new_RNN = jnp.broadcast_to(jnp.tril(jnp.ones((N, N), bool)), (R, N, N))
   kinds = _Kinds.of(cfg)
@@ -237,7 +237,7 @@ def decode(
   R = token_R.shape[0]
   C, N = context[0].value_BKSd.shape[-2], fresh[0].value_BKSd.shape[-2]
   column_RC = jnp.broadcast_to(jnp.arange(C), (R, C))
-  column_RN = length_R[:, None] + jnp.arange(N)
+  column_RN = length_R[:, None] + jnp.arange(N)[None]
   position_R1 = (length_R + step)[:, None]
   kinds = _Kinds.of(cfg)
   angles = kinds.angles(cfg, position_R1[:, 0])
@@ -279,7 +279,7 @@ class _Kinds(NamedTuple):
     tables = []
     for local in self.local:
       frequency = np.array(rope_frequencies(cfg, local=local), np.float32)
-      angle = position_N.astype(jnp.float32)[:, None] * frequency
+      angle = position_N.astype(jnp.float32)[:, None] * frequency[None]
       tables.append(jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1))
     return jnp.stack(tables)
 

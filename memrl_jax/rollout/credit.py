@@ -8,7 +8,7 @@ Statistics of an estimator are taken over the rows of one cluster:
   step term      turns of a group in the same state (and, by default, in the same attempt number)
   reflections    one cluster per group and slot, and no episode term
 Reflections in the released form (`reflections="released"`) share one cluster over all slots and are
-scored 0 in the episode term; papers/lamer 1.5 tells what that costs.
+scored 0 in the episode term; experiments/lamer.md 1.5 tells what that costs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from memrl_jax.ops import advantages, anchors, returns
 from memrl_jax.types import Trial
 
-EPS = 1e-6  # added to a std before dividing; papers/lamer 1.3
+EPS = 1e-6  # added to a std before dividing; experiments/lamer.md 1.3
 ESTIMATORS = ("gigpo", "hgpo", "grpo", "rloo", "reinforce", "ppo")
 
 
@@ -43,9 +43,9 @@ class Shape(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CreditConfig:
-  """How returns become advantages. Defaults follow papers/lamer 7; the release's values in brackets.
+  """How returns become advantages. Defaults follow experiments/lamer.md 7; the release's values in brackets.
 
-  cross_return: "paper" (Eq. 4) or "recursive" [released]; papers/lamer 1.4.
+  cross_return: "paper" (Eq. 4) or "recursive" [released]; experiments/lamer.md 1.4.
   gamma_step, gamma_traj: discounts inside an attempt and from one attempt to the next.
   normalise: "mean" [released] subtracts the cluster's mean, "mean_std" also divides by its std.
   weighting: "trajectory" counts each attempt once, "row" each turn once [released].
@@ -235,7 +235,7 @@ class Paid(NamedTuple):
 
 
 def _gigpo(config: CreditConfig, shape: Shape, rows: Rows, paid: Paid) -> dict[str, jax.Array]:
-  """papers/lamer 1.5: own attempt against the group, plus cross-episode return against the anchor."""
+  """experiments/lamer.md 1.5: own attempt against the group, plus cross-episode return against the anchor."""
   episode_R = rows.mask_R if config.reflections == "released" else rows.mask_R & rows.play_R
   return {
     "episode": _compare(config, shape, rows, paid.own_R, rows.group_R, episode_R),

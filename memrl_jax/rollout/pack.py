@@ -20,9 +20,9 @@ class PackConfig:
   """B sequences of T positions; at most S rows in a sequence and K sampled tokens in a row."""
 
   sequences: int = 16
-  length: int = 128
+  length: int = 256
   rows: int = 4
-  response: int = 16
+  response: int = 24
 
   def __post_init__(self):
     for name, value in dataclasses.asdict(self).items():

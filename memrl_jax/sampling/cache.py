@@ -40,11 +40,14 @@ class SlotCache:
         self._kv = _grow(self._kv, width + self.slack)
         self.width = width
 
-  def match(self, prompt_P: np.ndarray) -> np.ndarray:
-    """For every slot, how many first tokens of the prompt its columns were computed from."""
-    P = len(prompt_P)
-    differs_SP = self.tokens_SC[:, : P + 1] != np.append(prompt_P, -2)  # -2: nothing equals it
-    return differs_SP.argmax(axis=1)
+  def match(self, prefix_WP: np.ndarray, slots: slice | int = slice(None)) -> np.ndarray:
+    """How many first tokens of a prefix a slot's columns were computed from.
+
+    Prefixes end with at least one -2, which equals nothing. One prefix against many slots, or many
+    prefixes against one slot.
+    """
+    differs = self.tokens_SC[slots, : prefix_WP.shape[-1]] != prefix_WP
+    return differs.argmax(axis=1).astype(np.int32)
 
   def fetch(self, slot_R: np.ndarray, columns: int) -> list[decoder.KV]:
     """A copy, per layer, of the smallest bucket that holds the first columns of some slots."""

@@ -25,6 +25,7 @@ from memrl_jax.sampling import cache as slot_cache
 from memrl_jax.sampling import sampler
 
 _MIN_SHARE = 8  # tokens that waiting for another request's prefill must save
+_WANTED = 1 << 40  # rounds by which a slot with somebody's prefix looks younger
 _MAX_LEVEL = 2  # how often such waits may follow each other
 
 
@@ -240,30 +241,32 @@ class Engine:
     wanted least and was used longest ago. A slot that is filled in this wave can be a source too,
     one level later, where that saves at least _MIN_SHARE tokens: equal prompts are computed once.
     """
-    before_WS = np.stack([self._cache.match(prefix) for prefix in prefixes])
-    wanted_S = np.bincount(before_WS.argmax(axis=1), minlength=self.config.slots) > 0
+    length_W = np.array([len(prefix) for prefix in prefixes])
+    prefix_WP = np.full((len(prefixes), length_W.max() + 1), -2, np.int32)
+    prefix_WP[np.arange(prefix_WP.shape[1]) < length_W[:, None]] = np.concatenate(prefixes)
+    match_WS = np.stack([self._cache.match(prefix_P) for prefix_P in prefix_WP])
+    wanted_S = np.bincount(match_WS.argmax(axis=1), minlength=self.config.slots) > 0
     free_S = self._ticket_S < 0
     ready_S = np.zeros(self.config.slots, np.int32)  # the level at which a slot can be read
     plans: dict[int, _Plan] = {}
-    for index in np.argsort(-before_WS.max(axis=1), kind="stable"):
-      prefix = prefixes[index]
-      match_S = self._cache.match(prefix)
+    for index in np.argsort(-match_WS.max(axis=1), kind="stable"):
+      match_S = match_WS[index]
       settled = int(np.max(match_S, where=ready_S == 0, initial=0))
       late_S = (ready_S > 0) & ((ready_S > _MAX_LEVEL) | (match_S < settled + _MIN_SHARE))
       match_S = np.where(late_S, 0, match_S)
       shared = int(match_S.max())
       best_S = match_S == shared
-      if np.any(best_S & free_S):
-        candidate_S = best_S & free_S
-        order = np.lexsort((self._used_S, wanted_S & (shared == 0), ~candidate_S))
-        slot = source = int(order[0])
+      if shared and np.any(best_S & free_S):
+        slot = source = int(np.argmin(np.where(best_S & free_S, self._used_S, np.inf)))
       else:
-        slot = int(np.lexsort((self._used_S, wanted_S, ~free_S))[0])
-        source = int(np.argmin(np.where(best_S, ready_S, _MAX_LEVEL + 1)))
+        cost_S = np.where(wanted_S, self._used_S + _WANTED, self._used_S)
+        slot = int(np.argmin(np.where(free_S, cost_S, np.inf)))
+        source = int(np.argmin(np.where(best_S, ready_S, np.inf))) if shared else slot
       level = int(ready_S[source])
-      plans[index] = _Plan(slot, source, shared, len(prefix), level)
+      plans[index] = _Plan(slot, source, shared, int(length_W[index]), level)
       free_S[slot], ready_S[slot] = False, level + 1
-      self._cache.record(slot, prefix)
+      self._cache.record(slot, prefixes[index])
+      match_WS[:, slot] = self._cache.match(prefix_WP, slot)
     return [plans[index] for index in range(len(prefixes))]
 
   def _occupy(self, slot: int, ticket: int, request: Request) -> None:

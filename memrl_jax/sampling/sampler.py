@@ -37,7 +37,7 @@ def uniforms(key_R2: jax.Array, first_R: jax.Array, count: int) -> jax.Array:
   """
   chex.assert_type(key_R2, jnp.uint32)
   keys = jax.random.wrap_key_data(key_R2, impl="threefry2x32")
-  index_RN = first_R[:, None] + jnp.arange(count)
+  index_RN = first_R[:, None] + jnp.arange(count)[None]
 
   def draw(key, index):
     return jax.random.uniform(jax.random.fold_in(key, index), (2,))
@@ -63,7 +63,7 @@ def sample(
   restricted = jnp.any((controls.top_p_R < 1) | (controls.top_k_R > 0))
   support_RV = jax.lax.cond(restricted, restrict, lambda weight, _: weight, weight_RV, controls)
   drawn_R = draw(support_RV, uniform_R2)
-  first_R = jnp.min(jnp.where(scaled_RV == top_R1, jnp.arange(V), V - 1), axis=1)
+  first_R = jnp.min(jnp.where(scaled_RV == top_R1, jnp.arange(V)[None], V - 1), axis=1)
   token_R = jnp.where(greedy_R, first_R, drawn_R).astype(jnp.int32)
   chosen_R = jnp.take_along_axis(scaled_RV, token_R[:, None], axis=1)[:, 0]
   return token_R, chosen_R - top_R1[:, 0] - log_total_R
@@ -103,10 +103,10 @@ def _inverse_cdf(weight_RX: jax.Array, uniform_R: jax.Array) -> jax.Array:
   X = weight_RX.shape[1]
   cumulative_RX = jnp.cumsum(weight_RX, axis=1)
   target_R1 = (uniform_R * cumulative_RX[:, -1])[:, None]
-  index_X = jnp.arange(X)
-  last_R = jnp.max(jnp.where(weight_RX > 0, index_X, 0), axis=1)  # where rounding passes the end
+  index_1X = jnp.arange(X)[None]
+  last_R = jnp.max(jnp.where(weight_RX > 0, index_1X, 0), axis=1)  # where rounding passes the end
   over_RX = (cumulative_RX > target_R1) & (weight_RX > 0)
-  return jnp.minimum(jnp.min(jnp.where(over_RX, index_X, X), axis=1), last_R)
+  return jnp.minimum(jnp.min(jnp.where(over_RX, index_1X, X), axis=1), last_R)
 
 
 def _keep(weight_RV: jax.Array, mass_RV: jax.Array, wanted_R: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """Evaluation on a fixed panel: pass@k over sequential attempts, with intervals.
 
 pass@k is the share of tasks won in at least one of the first k attempts at the same instance, one
-trial a task (papers/lamer 3.1); it is not the unbiased pass@k over independent samples. Void trials
+trial a task (experiments/lamer.md 3.1); it is not the unbiased pass@k over independent samples. Void trials
 leave the denominator and are counted. All arms play with the same sampling keys, so they differ in
 what the agent is shown and not in its luck.
 """
@@ -141,7 +141,7 @@ class Evaluator:
       envs.close()
 
   def diversity(self, policy: collect.Policy) -> float:
-    """Mean over tasks of the entropy of attempt-1 trajectories, nats (papers/lamer 3.1)."""
+    """Mean over tasks of the entropy of attempt-1 trajectories, nats (experiments/lamer.md 3.1)."""
     settings = self._settings.eval
     options = settings_lib.changed(self._settings.env.options, dict(settings.options))
     arm = Arm(baselines.trial(1), options)

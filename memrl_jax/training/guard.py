@@ -1,4 +1,4 @@
-"""The collapse guard: stops a run with a reason before it wastes hours (papers/lamer 5, reports 2-3).
+"""The collapse guard: stops a run with a reason before it wastes hours (experiments/lamer.md 5, reports 2-3).
 
 It watches entropy, repetition, the share of valid actions, the step's KL, and void trials.
 """

@@ -71,6 +71,7 @@ class Run:
       critic = steps.init_critic(self.initial, self.cfg)
     self.state = self.trainer.init(self.initial, critic)
     self.guard = guard.Guard(settings.guard)
+    self.sync()  # before the engine warms up: placement is part of what is compiled
 
   def _credit_shape(self) -> credit.Shape:
     train = self.settings.train

@@ -12,6 +12,7 @@ from typing import Any
 
 from memrl_jax import methods
 from memrl_jax.envs import base as env_base
+from memrl_jax.envs import pool
 from memrl_jax.models import tiny
 from memrl_jax.rollout import credit, pack, policies
 from memrl_jax.sampling import engine
@@ -27,6 +28,13 @@ class EnvSettings:
   workers: int = 2
   timeout_s: float = 60.0
   isolation: str = "thread"
+
+  def __post_init__(self):
+    if self.isolation not in pool.ISOLATION:
+      raise ValueError(
+        f"isolation {self.isolation!r} is not known; choose one of {', '.join(pool.ISOLATION)} "
+        "(config.env.isolation)"
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +197,11 @@ class Settings:
       raise ValueError(
         f"responses of up to {tokens} tokens (config.sampling) do not fit config.pack.response = "
         f"{self.pack.response}; raise it"
+      )
+    if self.train.updates and self.pack.length < max(self.engine.buckets):
+      raise ValueError(
+        f"a row of up to {max(self.engine.buckets)} tokens (config.engine.buckets) does not fit "
+        f"sequences of config.pack.length = {self.pack.length}; raise it"
       )
     shards = self.mesh.data * self.mesh.fsdp
     if self.mesh.data > 0 and self.pack.sequences % shards:

@@ -63,7 +63,7 @@ def test_goals_are_uniform_over_the_other_cells():
 
 
 def test_players_reach_the_measured_rates():
-  # design/tiny_model 7.1: random walk .21/.36/.47; sweeper .32/.32/.32 blind, .34/.66/.93 with memory
+  # experiments/tiny/README.md: random walk .21/.36/.47; sweeper .32/.32/.32 blind, .34/.66/.93 with memory
   family, options = darkroom.FAMILY, darkroom.Options()
   rates = {
     name: trials.pass_at(family, options, name, 400)

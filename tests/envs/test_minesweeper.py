@@ -79,7 +79,7 @@ def test_turns_run_out():
 
 
 def test_starts_look_like_the_releases():
-  # papers/lamer 2.2: on average 14 cells open at the start, 47 % of boards with a single open cell
+  # experiments/lamer.md 2.2: on average 14 cells open at the start, 47 % of boards with a single open cell
   options = minesweeper.Options()
   tasks = [minesweeper.draw(options, seed) for seed in range(1500)]
   opened = np.array([len(task.opened) for task in tasks])
@@ -101,7 +101,7 @@ def test_players_reach_their_rates():
   family, options = minesweeper.FAMILY, minesweeper.Options()
   names = ("random", "weak", "weak_forgetful", "solver", "mixture")
   rates = {name: trials.pass_at(family, options, name, 250) for name in names}
-  assert 0.05 < rates["random"][0] < 0.17  # .10 in design/tiny_model 1.1
+  assert 0.05 < rates["random"][0] < 0.17  # .10 in experiments/tiny/README.md
   assert rates["solver"][0] > 0.7
   assert rates["weak"][0] < 0.1 and rates["weak_forgetful"][2] == rates["weak"][0]
   assert rates["weak"][2] > rates["weak"][0] + 0.15  # memory pays, for systematic mistakes

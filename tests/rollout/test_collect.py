@@ -49,8 +49,15 @@ def test_lamer_plays_reflects_plays_and_stops_at_the_first_success():
   one = [(0, "play")] * 3 + [(0, "reflect")] + [(1, "play")] * 3 + [(1, "reflect")]
   assert shape(lost) == one + [(2, "play")] * 3
   assert [a.success for a in lost.attempts] == [False] * 3
-  second = policies.mock(lambda m, rng: "1" if m[0].content.startswith("[tried]") else reply(m, rng)
-    if m[0].content.startswith("reflect") else "9")
+  second = policies.mock(
+    lambda m, rng: (
+      "1"
+      if m[0].content.startswith("[tried]")
+      else reply(m, rng)
+      if m[0].content.startswith("reflect")
+      else "9"
+    )
+  )
   (won,) = run(lamer.trial(lamer.LamerConfig(attempts=3)), [1], second)
   assert shape(won) == [(0, "play")] * 3 + [(0, "reflect"), (1, "play")]
   assert won.success_by(2) and not won.success_by(1)
@@ -67,9 +74,7 @@ def test_history_only_writes_no_reflections():
 def test_a_baseline_sees_the_prompts_of_a_first_attempt_in_every_attempt():
   never = policies.mock(lambda m, rng: "9")
   (trial,) = run(baselines.trial(3), [1], never)
-  first, *others = (
-    [turn.messages for turn in trial.turns if turn.attempt == a] for a in range(3)
-  )
+  first, *others = ([turn.messages for turn in trial.turns if turn.attempt == a] for a in range(3))
   assert others == [first, first]
 
 
@@ -112,6 +117,17 @@ def test_request_keys_differ_wherever_the_asker_differs():
     request = Generate(phase, attempt, turn, None, None)
     return tuple(collect.request_key(seed, Trial("game", 5, group, index), request))
 
-  changes = [{}, {"seed": (1,)}, {"group": 1}, {"index": 1}, {"phase": "reflect"}, {"attempt": 1}, {"turn": 1}]
+  changes = [
+    {},
+    {"seed": (1,)},
+    {"group": 1},
+    {"index": 1},
+    {"phase": "reflect"},
+    {"attempt": 1},
+    {"turn": 1},
+  ]
   assert len({key(**change) for change in changes}) == len(changes)
-  assert np.dtype(np.uint32) == collect.request_key((0,), Trial("g", 0, 0, 0), Generate("play", 0, 0, None, None)).dtype
+  assert (
+    np.dtype(np.uint32)
+    == collect.request_key((0,), Trial("g", 0, 0, 0), Generate("play", 0, 0, None, None)).dtype
+  )

@@ -12,7 +12,7 @@ SHAPE = credit.Shape(4, 3, 3)
 PLAIN = credit.CreditConfig(
   gamma_step=0.95, gamma_traj=0.6, batch_scale=False, invalid_penalty=0.5, weighting="row"
 )
-# papers/lamer 1.4: attempts with rewards [0,0,0], [0,0], [0,10].
+# experiments/lamer.md 1.4: attempts with rewards [0,0,0], [0,0], [0,10].
 TABLE = ([0, 0, 0], [0, 0], [0, 10])
 PAPER = [3.42, 3.42, 3.42, 5.70, 5.70, 5.70, 9.5, 9.5, 10]
 RECURSIVE = [2.932, 3.087, 3.249, 5.415, 5.415, 5.700, 9.5, 9.5, 10]
@@ -69,7 +69,7 @@ def test_gamma_traj_zero_cuts_credit_across_attempts_but_still_pays_the_reflecti
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo"])
 def test_group_estimators_see_the_cross_episode_return(estimator):
-  # The release trains them on per-attempt rewards alone (papers/lamer 6.3). Attempt 0 earned 0 in
+  # The release trains them on per-attempt rewards alone (experiments/lamer.md 6.3). Attempt 0 earned 0 in
   # both trials; its cross-episode returns are 6 and 0. GRPO: +-3; leave-one-out: +-6.
   pair = [make.trial(0, i, [[0], [r]]) for i, r in enumerate((10, 0))]
   rows, _ = advantages(pair, dataclasses.replace(PLAIN, estimator=estimator))
@@ -133,9 +133,15 @@ def test_an_invalid_response_is_penalised_in_both_terms():
 @pytest.mark.parametrize("estimator", ["gigpo", "hgpo", "grpo", "rloo"])
 def test_order_of_trials_does_not_matter(estimator):
   rng = np.random.default_rng(0)
+
   def build():
     r = np.random.default_rng(1)
-    return [make.trial(i % 2, i, [list(r.normal(size=2)), list(r.normal(size=3))], [["s", "t"], ["s", "u", "t"]]) for i in range(4)]
+    return [
+      make.trial(
+        i % 2, i, [list(r.normal(size=2)), list(r.normal(size=3))], [["s", "t"], ["s", "u", "t"]]
+      )
+      for i in range(4)
+    ]
 
   config = dataclasses.replace(PLAIN, estimator=estimator, batch_scale=True)
   first, second = build(), build()
@@ -149,7 +155,10 @@ def test_order_of_trials_does_not_matter(estimator):
 
 
 def test_similar_anchors_share_a_cluster():
-  pair = [make.trial(0, i, [[float(i)]], [[anchor]]) for i, anchor in enumerate(("a" * 40, "a" * 39 + "b"))]
+  pair = [
+    make.trial(0, i, [[float(i)]], [[anchor]])
+    for i, anchor in enumerate(("a" * 40, "a" * 39 + "b"))
+  ]
   rows, _ = advantages(pair, dataclasses.replace(PLAIN, anchors="similar", similarity=0.9))
   np.testing.assert_allclose(rows, [[-1.0], [1.0]], atol=1e-6)
 

@@ -17,7 +17,11 @@ def rows(count=20, seed=0):
   for _ in range(count):
     prompt = rng.integers(1, 50, size=rng.integers(1, 8))
     ids = rng.integers(1, 50, size=rng.integers(1, 5))
-    out.append(dataclasses.replace(make.turn(0, "play", 0), sample=make.sample(prompt, ids), advantage=rng.normal()))
+    out.append(
+      dataclasses.replace(
+        make.turn(0, "play", 0), sample=make.sample(prompt, ids), advantage=rng.normal()
+      )
+    )
   return out
 
 
@@ -35,7 +39,14 @@ def unpacked(batches):
       assert (batch.tokens_BT[b, gather + 1] == batch.target_BSK[b, s][mask]).all()
       assert (batch.position_BT[b, where] == np.arange(len(where))).all()
       assert batch.value_index_BS[b, s] == gather[0]
-      found.append((tuple(tokens[:-n]), tuple(tokens[-n:]), tuple(batch.behaviour_BSK[b, s][mask]), batch.advantage_BS[b, s]))
+      found.append(
+        (
+          tuple(tokens[:-n]),
+          tuple(tokens[-n:]),
+          tuple(batch.behaviour_BSK[b, s][mask]),
+          batch.advantage_BS[b, s],
+        )
+      )
   return found
 
 
@@ -43,7 +54,12 @@ def test_every_row_comes_back_exactly_once():
   turns = rows()
   found = unpacked(pack.pack(turns, CONFIG))
   wanted = [
-    (tuple(t.sample.prompt_ids), tuple(t.sample.ids), tuple(t.sample.logps), np.float32(t.advantage))
+    (
+      tuple(t.sample.prompt_ids),
+      tuple(t.sample.ids),
+      tuple(t.sample.logps),
+      np.float32(t.advantage),
+    )
     for t in turns
   ]
   assert sorted(found) == sorted(wanted)

@@ -7,13 +7,24 @@ from memrl_jax.types import Attempt, Message, Sample, Trial, Turn
 
 def sample(prompt=(1, 2, 3), ids=(4, 5), temperature=1.0) -> Sample:
   logps = -0.5 * np.arange(1, len(ids) + 1, dtype=np.float32)
-  return Sample("x", np.array(prompt, np.int32), np.array(ids, np.int32), logps, "stop", temperature)
+  return Sample(
+    "x", np.array(prompt, np.int32), np.array(ids, np.int32), logps, "stop", temperature
+  )
 
 
 def turn(attempt, phase, index, reward=0.0, anchor="s", valid=True, **kw) -> Turn:
   anchor = "reflect" if phase == "reflect" else anchor
   return Turn(
-    attempt, phase, index, [Message("user", "q")], kw.pop("sample", sample()), "a", valid, reward, anchor, **kw
+    attempt,
+    phase,
+    index,
+    [Message("user", "q")],
+    kw.pop("sample", sample()),
+    "a",
+    valid,
+    reward,
+    anchor,
+    **kw,
   )
 
 

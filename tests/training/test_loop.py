@@ -80,7 +80,11 @@ def arrays(place):
 
 
 def command(path, *more):
-  flags = [f"--config.train.updates={UPDATES}", "--config.engine.slots=8", "--config.engine.prefill_rows=(8,)"]
+  flags = [
+    f"--config.train.updates={UPDATES}",
+    "--config.engine.slots=8",
+    "--config.engine.prefill_rows=(8,)",
+  ]
   return [
     sys.executable, "experiments/run.py", "--config=experiments/lamer_darkroom.py:smoke",
     f"--workdir={path}", *flags, *more,
@@ -126,7 +130,9 @@ def test_void_trials_do_not_stop_the_run_and_stand_in_the_report(tmp_path, monke
     return step(self, response)
 
   monkeypatch.setattr(darkroom.Darkroom, "step", fails_sometimes)
-  place, status = run(tmp_path / "run", **{"guard.max_void": 1.0, "env.workers": 1, "eval.at_start": False})
+  place, status = run(
+    tmp_path / "run", **{"guard.max_void": 1.0, "env.workers": 1, "eval.at_start": False}
+  )
   assert status == "finished"
   records = metrics.read(place.metrics)
   assert max(record["rollout/void"] for record in records) > 0

@@ -27,9 +27,13 @@ def rows(count, seed=0):
   rng = np.random.default_rng(seed)
   out = []
   for _ in range(count):
-    sample = make.sample(rng.integers(1, 64, rng.integers(2, 9)), rng.integers(1, 64, rng.integers(1, 5)))
+    sample = make.sample(
+      rng.integers(1, 64, rng.integers(2, 9)), rng.integers(1, 64, rng.integers(1, 5))
+    )
     sample = sample._replace(logps=rng.normal(-4, 0.3, len(sample.ids)).astype(np.float32))
-    out.append(dataclasses.replace(make.turn(0, "play", 0), sample=sample, advantage=float(rng.normal())))
+    out.append(
+      dataclasses.replace(make.turn(0, "play", 0), sample=sample, advantage=float(rng.normal()))
+    )
   return out
 
 
@@ -84,7 +88,13 @@ def test_prompt_environment_and_padding_logits_have_exactly_zero_gradient(params
     entropy = -jnp.sum(jnp.exp(logp_BTV) * logp_BTV, -1)[b, batch.gather_BSK].reshape(B * S, K)
     old = batch.behaviour_BSK.reshape(B * S, K)
     tokens = objective.Tokens(
-      logp, old, jnp.ones_like(old), old, entropy, batch.mask_BSK.reshape(B * S, K), batch.advantage_BS.reshape(-1)
+      logp,
+      old,
+      jnp.ones_like(old),
+      old,
+      entropy,
+      batch.mask_BSK.reshape(B * S, K),
+      batch.advantage_BS.reshape(-1),
     )
     return objective.policy_loss(LOSS, tokens, max_tokens=5)[0].total
 
@@ -154,7 +164,11 @@ def test_the_critic_learns_returns_and_leaves_the_policy_alone(params):
     turn.advantage, turn.value_target = 0.0, 3.0
   one = trainer(dataclasses.replace(LOSS, entropy_coef=0.0))
   one = step.Trainer(
-    CFG, one.loss, step.optimiser(step.OptimConfig(learning_rate=0.0, critic_learning_rate=1e-2), 100), one.mesh, max_tokens=5
+    CFG,
+    one.loss,
+    step.optimiser(step.OptimConfig(learning_rate=0.0, critic_learning_rate=1e-2), 100),
+    one.mesh,
+    max_tokens=5,
   )
   state = one.init(params, step.init_critic(params, CFG))
   batches = pack.pack(turns, PACK)

@@ -1,0 +1,1 @@
+"""Experiments: one file a claim; `run.py` is the way in."""

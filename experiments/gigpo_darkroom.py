@@ -1,0 +1,19 @@
+"""GiGPO on Dark Room: RL on single attempts, the strongest baseline of the LaMer paper.
+
+Claim     pass@1 as LaMer's (.33 is the maximum), pass@3 at most .704 without memory: single-
+          episode RL settles on one path and repeats it (a GiGPO prototype: .34-.50).
+Paper     none; Dark Room is the field's test of in-context adaptation, here as text.
+Hardware  laptop: 2 CPU cores, minutes; paper: 4 accelerators of 80 GB, days.
+Variants  laptop (default), smoke, paper, heldout.
+Run       python experiments/run.py --config=experiments/gigpo_darkroom.py
+Numbers   experiments/README.md
+"""
+
+from experiments import base, recipes
+
+
+def get_config(variant: str = "laptop"):
+  config = base.new("gigpo", "darkroom")
+  recipes.darkroom(config, variant)
+  recipes.gigpo(config, variant)
+  return config

@@ -1,0 +1,226 @@
+"""The values of all experiments, as small functions that set them; a config file composes two of them.
+
+    config = base.new("lamer", "darkroom")
+    recipes.darkroom(config, variant)  # the environment: task, sizes, optimiser, panel
+    recipes.lamer(config, variant)     # the method: estimator, attempts, trials per task
+
+Where a value comes from: [P] the LaMer paper (2512.16848), [C] its release, [T] measured with the tiny
+model (experiments/README.md), [us] our choice. What is not set here is a default of the engine.
+
+Variants: `laptop` (minutes on 2 CPU cores, tiny model), `smoke` (seconds), `paper` (Qwen3-4B), and
+per environment `heldout` or `mines5`, which are laptop runs of another task.
+"""
+
+from __future__ import annotations
+
+import ml_collections
+
+from memrl_jax.methods import baselines
+
+Config = ml_collections.ConfigDict
+VARIANTS = ("laptop", "smoke", "paper")
+
+
+def _check(variant: str, *more: str) -> None:
+  known = (*VARIANTS, *more)
+  if variant not in known:
+    raise ValueError(f"variant {variant!r} is not known; choose one of {', '.join(known)}")
+
+
+# Environments.
+
+
+def darkroom(config: Config, variant: str) -> None:
+  """Dark Room 5x5 from the centre, 4 turns of 2 moves: the widest gap between luck and memory [T].
+
+  heldout: random starts; trains on 3/4 of the (start, goal) pairs and is evaluated on the rest [T].
+  """
+  _check(variant, "heldout")
+  (_paper if variant == "paper" else _laptop)(config)
+  if variant == "paper":  # the paper has no Dark Room: sizes as its MineSweeper
+    config.train.updates = 300
+  else:
+    config.optim.learning_rate = 3e-4  # [T]
+    config.sampling.play_tokens = 8  # 2 moves are 5 tokens
+    _pack(config, length=128, rows=5, context=64)  # prompts of 15-51 tokens
+  if variant == "heldout":
+    config.env.start = "random"
+    config.env.split = "train"
+    config.eval.options.split = "heldout"
+    config.train.updates = 60  # [T]
+  if variant == "smoke":
+    _smoke(config)
+
+
+def minesweeper(config: Config, variant: str) -> None:
+  """MineSweeper 6x6 with 3 mines, 7 turns [C]. mines5: 5 mines, where luck leaves memory more room."""
+  _check(variant, "mines5")
+  (_paper if variant == "paper" else _laptop)(config)
+  if variant == "paper":
+    config.train.updates = 300  # [C]
+    config.credit.gamma_traj = 0.9  # best in [P] Fig. 5; the released script says 0.6
+    config.eval.harder = {f"mines{n}": {"mines": n} for n in (4, 5, 6)}  # [P] in kind
+  else:
+    config.optim.learning_rate = 1.5e-4  # [T]: 4e-4 and more peaks, then forgets its memory
+    config.train.minibatches = 3  # [T]: 3-4
+    config.sampling.play_tokens = 8  # one click is 4 tokens
+    _pack(config, length=256, rows=4, context=128)  # prompts of 50-90 tokens
+  if variant == "mines5":
+    config.env.mines = 5
+  if variant == "smoke":
+    _smoke(config)
+
+
+def sokoban(config: Config, variant: str) -> None:
+  """Sokoban 6x6 with 2 boxes, 7 turns of 3 actions [C]."""
+  _check(variant)
+  (_paper if variant == "paper" else _laptop)(config)
+  if variant == "paper":
+    config.train.updates = 300  # [C]
+    config.credit.gamma_traj = 0.6  # best in [P] Fig. 5; the released script says 0.9
+    config.eval.harder = {f"boxes{n}": {"boxes": n} for n in (3, 4)}  # [P] in kind
+  else:
+    config.optim.learning_rate = 1.5e-4  # as MineSweeper
+    config.train.minibatches = 3
+    config.sampling.play_tokens = 8  # 3 actions are 6 tokens
+    _pack(config, length=256, rows=4, context=128)  # prompts of 50-105 tokens
+  if variant == "smoke":
+    _smoke(config)
+
+
+def _laptop(config: Config) -> None:
+  """The shipped tiny model on two CPU cores."""
+  config.train.updates = 40  # [T]
+  config.train.groups = 8  # [T]
+  config.train.minibatches = 2  # [T]
+  config.sampling.reflect_tokens = 16  # reflections of the tiny models are up to 12 tokens
+  config.optim.critic_learning_rate = 1e-3  # [us]: its value head starts at zero
+  config.optim.beta2 = 0.99  # [T]: a hundred steps in all, so a shorter memory
+  config.optim.weight_decay = 0.0  # [T]
+  config.loss.entropy_coef = 0.005  # [T]
+  config.loss.aggregate = "sequence_mean"  # [T]: a long reflection must not outweigh a short move
+  config.model.remat = False  # memory is no problem here, time is
+  config.pack.response = 16
+  config.eval.temperature = 0.7  # [C]; top-p and top-k stay off: the answers are a few tokens
+  config.eval.tasks = 512  # as the paper [P], by the digits of its tables
+
+
+def _smoke(config: Config) -> None:
+  """Two updates, in seconds: proves that everything runs, and nothing else."""
+  config.train.updates = 2
+  config.train.groups = 2
+  config.train.checkpoint_every = 1
+  config.train.rollouts_every = 1
+  config.eval.tasks = 16
+  config.pack.sequences = 4
+  config.engine.slots = 16
+  config.engine.buckets = config.engine.buckets[-1:]  # few shapes: compiling is most of a smoke run
+  config.engine.prefill_rows = (8,)
+  config.engine.prefill_chunks = (32,)
+
+
+def _paper(config: Config) -> None:
+  """Qwen3-4B on accelerators, with the values of the paper and its scripts (4 GPUs) [C]."""
+  config.model.checkpoint = "path/to/Qwen3-4B"  # a directory of yours
+  config.env.style = "full"
+  config.env.workers = 16  # [us]
+  config.env.isolation = "process"  # [us]: 128-384 games beside the accelerator's host thread
+  config.sampling.play_tokens = 1024  # [C]
+  config.sampling.reflect_tokens = 1024  # [C]
+  config.train.groups = 16  # [C]
+  config.train.minibatches = 40  # [C]: 64 rows a step, up to 2944 rows an update
+  config.train.eval_every = 5  # [C]
+  config.train.checkpoint_every = 10  # [C]
+  config.optim.learning_rate = 1e-6  # [C], constant, no warm-up
+  config.optim.critic_learning_rate = 1e-5  # [C]
+  config.optim.beta2 = 0.999  # [C]
+  config.optim.weight_decay = 0.01  # [C]
+  config.optim.clip_norm = 1.0  # [C]
+  config.loss.entropy_coef = 0.001  # [C]; no KL term [C]
+  config.loss.aggregate = "token_mean"  # [C], there inside a micro-batch, here over all of them
+  config.loss.old_logps = "trainer"  # [C]
+  config.credit.weighting = "row"  # [C]
+  config.credit.anchors = "state"  # [C]
+  config.credit.batch_scale = False  # [C]
+  config.eval.temperature = 0.7  # [C], with the next two
+  config.eval.top_p = 0.8
+  config.eval.top_k = 20
+  config.eval.tasks = 512  # [P]: every printed digit is k/512
+  config.mesh.fsdp = 2  # [C]: 4 GPUs, tensor parallel 2
+  config.mesh.tensor = 2
+  _pack(config, length=4096, rows=4, context=2048)  # prompts up to 2048 tokens [C] + 1024
+  config.engine.prefill_chunks = (64, 512)  # [us]
+  config.pack.sequences = 8  # [us]
+  config.pack.response = 1024
+
+
+def _pack(config: Config, *, length: int, rows: int, context: int) -> None:
+  """Sizes that follow from how long rows are; whatever fits the context fits a packed sequence."""
+  config.pack.length = length
+  config.pack.rows = rows
+  config.engine.buckets = (context, 2 * context)
+
+
+# Methods. Fair budget [P]: 8 trials of 3 attempts against 24 trials of 1.
+
+
+def lamer(config: Config, variant: str) -> None:
+  """LaMer: GiGPO's estimator over trials of 3 attempts, cross-episode credit [P]."""
+  config.credit.estimator = "gigpo"  # [C]
+  config.method.attempts = 3  # [P]
+  config.train.group_size = 2 if variant == "smoke" else 8  # [C]
+  if variant == "paper":  # the main table's memory; reflections alone score as much or more [P]
+    config.method.memory = "history_and_reflection"
+
+
+def _single(config: Config, variant: str, estimator: str) -> None:
+  """RL on single attempts, evaluated on 3 attempts without memory (and in LaMer's memory loop)."""
+  config.credit.estimator = estimator
+  config.method.attempts = 1  # [P]; the released MineSweeper scripts leave it at 3
+  config.train.group_size = 6 if variant == "smoke" else 24  # [C]
+
+
+def gigpo(config: Config, variant: str) -> None:
+  """GiGPO (2505.10978): episode term plus anchor-state step term, no division by the std [C]."""
+  _single(config, variant, "gigpo")
+
+
+def grpo(config: Config, variant: str) -> None:
+  """GRPO (2402.03300): return against the group, divided by its std [C]."""
+  _single(config, variant, "grpo")
+  config.credit.normalise = "mean_std"
+
+
+def rloo(config: Config, variant: str) -> None:
+  """RLOO (2402.14740): return against the mean of the others, under PPO's clip [C]."""
+  _single(config, variant, "rloo")
+
+
+def ppo(config: Config, variant: str) -> None:
+  """PPO (1707.06347): a critic and GAE over the turns of an attempt."""
+  _single(config, variant, "ppo")
+
+
+def _frozen(config: Config) -> None:
+  """Nothing is trained: the run is its evaluation."""
+  config.train.updates = 0
+
+
+def reflexion(config: Config, variant: str) -> None:
+  """Reflexion (2303.11366): LaMer's loop with a frozen model."""
+  del variant
+  config.method.attempts = 3
+  _frozen(config)
+
+
+def zeroshot(config: Config, variant: str) -> None:
+  """The model as it is, 3 attempts without memory."""
+  del variant
+  _frozen(config)
+
+
+def react(config: Config, variant: str) -> None:
+  """ReAct (2210.03629): as zero-shot, asked for a thought first. (The tiny models know no thoughts.)"""
+  del variant
+  config.method.instruction = baselines.REACT
+  _frozen(config)

@@ -1,0 +1,18 @@
+"""RLOO on Sokoban: RL on single attempts, each return against the mean of the others.
+
+Claim     a higher pass@1 than the start, with little gain from attempts 2 and 3.
+Paper     LaMer (2512.16848) Table 1; its numbers are not known to us.
+Hardware  laptop: 2 CPU cores, minutes; paper: 4 accelerators of 80 GB, days.
+Variants  laptop (default), smoke, paper.
+Run       python experiments/run.py --config=experiments/rloo_sokoban.py
+Numbers   experiments/README.md
+"""
+
+from experiments import base, recipes
+
+
+def get_config(variant: str = "laptop"):
+  config = base.new("rloo", "sokoban")
+  recipes.sokoban(config, variant)
+  recipes.rloo(config, variant)
+  return config

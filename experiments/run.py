@@ -1,0 +1,306 @@
+"""The command line: one config file in, one run folder out. `python experiments/run.py --help`
+
+Own flags instead of ml_collections.config_flags, whose answers to a wrong key or value take several
+lines and which cannot check values against the dataclasses' types (a tuple, `eval.harder.NAME`).
+
+Exit codes: 0 finished, 1 a bug (with its traceback), 2 wrong input (one sentence), 3 stopped early and
+saved (a signal, the collapse guard), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+EXPERIMENTS = ROOT / "experiments"
+
+# Python put experiments/ on the path, not the root: decided here, once, for config files as well.
+if str(ROOT) not in sys.path:
+  sys.path.insert(0, str(ROOT))
+
+# Compiled programs are kept between runs; set before jax is imported, and the user's own choice wins.
+_CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE / "memrl_jax" / "xla"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+USAGE = """
+  python experiments/run.py --config=FILE[:VARIANT] [--config.a.b=value ...] [--workdir=DIR]
+                            [--mode=train|eval] [--checkpoint=STEP] [--resume]
+"""
+EXAMPLES = """
+examples:
+  python experiments/run.py --config=experiments/lamer_darkroom.py
+  python experiments/run.py --config=experiments/lamer_darkroom.py:smoke --workdir=/tmp/smoke
+  python experiments/run.py --config=experiments/lamer_darkroom.py --config.seed=1 \\
+      --config.credit.gamma_traj=0 --config.eval.swap=random,base
+  python experiments/run.py --config=experiments/lamer_darkroom.py --resume
+  python experiments/run.py --config=experiments/lamer_sokoban.py --workdir=DIR --mode=eval \\
+      --config.eval.harder.boxes3.boxes=3
+
+FILE may be relative to the current folder or to the project. A wrong key is answered with the nearest
+right one; the whole config of a run stands in its config.json.
+"""
+
+
+class Arguments(NamedTuple):
+  """What the command line says, before any of it is looked up."""
+
+  config: str
+  overrides: list[str]
+  workdir: str | None
+  mode: str
+  checkpoint: int | None
+  resume: bool
+
+
+class _Parser(argparse.ArgumentParser):
+  """Answers a wrong flag like every other wrong input: in one sentence."""
+
+  def error(self, message: str) -> NoReturn:
+    raise ValueError(f"{message}; see --help")
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+  """Reads the command line; ValueError says what is wrong with it."""
+  parser = _Parser(
+    "run.py",
+    usage=USAGE.strip(),
+    description="Trains or evaluates one experiment and leaves a run folder with a report. "
+    "--config.a.b=value changes one value of its config.",
+    epilog=f"{EXAMPLES}\nconfig files:\n{_listing()}\nexit codes: "
+    + __doc__.partition("Exit codes: ")[2],
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  add = parser.add_argument
+  add(
+    "--config", metavar="FILE[:VARIANT]", required=True, help="laptop (default), smoke, paper, ..."
+  )
+  add("--workdir", metavar="DIR", help="run folder; default runs/<experiment>-<variant>-<hash>")
+  add("--mode", choices=("train", "eval"), default="train", help="eval plays the panel again")
+  add("--checkpoint", metavar="STEP", type=int, help="with --mode=eval; default the newest")
+  add("--resume", action="store_true", help="go on with the run in the folder, if there is one")
+  flags = [word for word in argv if not word.startswith("--config.")]
+  overrides = [word.removeprefix("--config.") for word in argv if word.startswith("--config.")]
+  for word in overrides:
+    if "=" not in word:
+      raise ValueError(f"--config.{word} has no value; write --config.{word}=VALUE")
+  known = parser.parse_args(flags)
+  if known.checkpoint is not None and known.mode == "train":
+    raise ValueError(
+      "--checkpoint belongs to --mode=eval; to train on from the newest use --resume"
+    )
+  return Arguments(
+    known.config, overrides, known.workdir, known.mode, known.checkpoint, known.resume
+  )
+
+
+def _config_files() -> list[pathlib.Path]:
+  return sorted(p for p in EXPERIMENTS.glob("*_*.py") if not p.name.startswith("_"))
+
+
+def _listing() -> str:
+  """The config files, one method a line."""
+  by_method: dict[str, list[str]] = {}
+  for path in _config_files():
+    by_method.setdefault(path.stem.partition("_")[0], []).append(f"experiments/{path.name}")
+  return "".join(f"  {'  '.join(names)}\n" for names in by_method.values())
+
+
+# The config file.
+
+
+class Experiment(NamedTuple):
+  """A config with its overrides applied, and what it is called."""
+
+  name: str
+  variant: str
+  config: Any
+
+  def record(self) -> dict[str, Any]:
+    """What config.json holds."""
+    return {"experiment": self.name, "variant": self.variant, **self.config.to_dict()}
+
+
+def load(spec: str, overrides: Sequence[str]) -> Experiment:
+  """The experiment of FILE[:VARIANT]; ValueError says what is wrong with it."""
+  text, _, variant = spec.partition(":")
+  variant = variant or "laptop"
+  path = _find(text)
+  from experiments import base  # imports jax: not before the command line has been read
+
+  module_spec = importlib.util.spec_from_file_location(f"experiments.{path.stem}", path)
+  module = importlib.util.module_from_spec(module_spec)
+  try:
+    module_spec.loader.exec_module(module)
+  except Exception as error:  # somebody's own file may raise anything
+    raise ValueError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
+  if not hasattr(module, "get_config"):
+    raise ValueError(f"{path} is no config file: it has no get_config(variant)")
+  config = module.get_config(variant)
+  base.override(config, overrides)
+  return Experiment(path.stem, variant, config)
+
+
+def _find(text: str) -> pathlib.Path:
+  for path in (pathlib.Path(text).expanduser(), ROOT / text):
+    if path.is_file() and path.suffix == ".py":
+      return path.absolute()
+  import difflib
+
+  names = [f"experiments/{path.name}" for path in _config_files()]
+  wanted = f"experiments/{pathlib.Path(text).stem}.py"
+  near = difflib.get_close_matches(wanted, names, 1)
+  hint = f"did you mean {near[0]}?" if near else "--help lists them"
+  raise ValueError(f"there is no config file {text}; {hint}")
+
+
+# The run.
+
+
+def run(arguments: Arguments) -> int:
+  """Checks everything that can be checked at once, then trains or evaluates; returns the exit code."""
+  experiment = load(arguments.config, arguments.overrides)
+  from experiments import base
+  from memrl_jax.training import folder
+
+  settings = base.settings(experiment.config, experiment.name, experiment.variant)
+  check(settings)
+  name = f"{experiment.name}-{experiment.variant}-{folder.config_hash(experiment.record())}"
+  path = pathlib.Path(arguments.workdir or pathlib.Path("runs") / name)
+  work = _evaluate if arguments.mode == "eval" else _train
+  return work(arguments, experiment, settings, path)
+
+
+def check(settings: Any) -> None:
+  """What a run needs from disk: its model and its panel. ValueError says what is wrong with them."""
+  from memrl_jax.envs import panel as panels
+
+  settings.model.directory()
+  panel = panels.load(settings.eval.panel)
+  if panel.env != settings.env.name:
+    raise ValueError(
+      f"panel {panel.name} holds tasks of {panel.env}, and this experiment plays {settings.env.name}; "
+      "choose another (config.eval.panel)"
+    )
+  panels.check_tasks(panel)
+  seeds = getattr(panel, settings.eval.half)
+  if settings.eval.tasks > len(seeds):
+    raise ValueError(
+      f"panel {panel.name} has {len(seeds)} {settings.eval.half} tasks, fewer than "
+      f"{settings.eval.tasks}; lower config.eval.tasks"
+    )
+
+
+def _train(arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path) -> int:
+  from memrl_jax.training import folder, loop
+
+  with folder.RunFolder.create(
+    path,
+    experiment.record(),
+    arguments.resume,
+    may_differ=("train.updates",),
+    seeds={"run": settings.seed},
+  ) as run_folder:
+    done = max(_checkpoints(run_folder), default=0)
+    if settings.train.updates and done >= settings.train.updates:
+      status = f"finished before: all {done} updates are done; raise config.train.updates to go on"
+      run_folder.end_session(status, done)
+    else:
+      status = loop.train(settings, run_folder)
+    print(f"{status}\nreport: {run_folder.report}")
+  return 0 if status.startswith("finished") else 3
+
+
+def _evaluate(
+  arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path
+) -> int:
+  """Plays the panel with a checkpoint. Another evaluation section is welcome, another run is not."""
+  from memrl_jax.training import folder, loop
+
+  run_folder = folder.RunFolder(path)
+  if not run_folder.config.is_file():
+    raise ValueError(f"there is no run in {run_folder.path}; name its folder with --workdir")
+  steps = _checkpoints(run_folder)
+  if not steps:
+    why = (
+      f"{settings.method_name} trains nothing and --mode=train evaluates it"
+      if settings.frozen
+      else "train first (--mode=train)"
+    )
+    raise ValueError(f"no checkpoint in {run_folder.checkpoints}; {why}")
+  if arguments.checkpoint is not None and arguments.checkpoint not in steps:
+    raise ValueError(
+      f"no checkpoint {arguments.checkpoint} in {run_folder.checkpoints}; it holds {steps}"
+    )
+  record = _as_trained(experiment.record(), run_folder)
+  with folder.RunFolder.create(
+    path, record, resume=True, seeds={"run": settings.seed}
+  ) as run_folder:
+    loop.evaluate_checkpoint(settings, run_folder, arguments.checkpoint)
+    run_folder.end_session("evaluated", arguments.checkpoint or steps[-1])
+    print(f"report: {run_folder.report}")
+  return 0
+
+
+def _as_trained(record: dict[str, Any], run_folder: Any) -> dict[str, Any]:
+  """The config of an evaluation, with what may differ from the training run as it was there."""
+  try:
+    stored = json.loads(run_folder.config.read_text("utf-8"))
+    record["eval"] = stored["eval"]
+    record["train"]["updates"] = stored["train"]["updates"]
+  except (json.JSONDecodeError, KeyError):
+    raise ValueError(f"{run_folder.config} is not the config of a run; correct --workdir") from None
+  return record
+
+
+def _checkpoints(run_folder: Any) -> list[int]:
+  """Steps in the folder, oldest first; a half-written one has another name."""
+  if not run_folder.checkpoints.is_dir():
+    return []
+  return sorted(int(p.name) for p in run_folder.checkpoints.iterdir() if p.name.isdigit())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command line; errors of ours become one sentence on stderr (MEMRL_DEBUG=1: all of it)."""
+  try:
+    return run(parse(sys.argv[1:] if argv is None else argv))
+  except (ValueError, OSError) as error:
+    if os.environ.get("MEMRL_DEBUG") or not _ours(error):
+      raise
+    print(f"error: {_sentence(error)}", file=sys.stderr)
+    return 2
+  except ModuleNotFoundError as error:
+    if os.environ.get("MEMRL_DEBUG") or (ROOT / str(error.name).partition(".")[0]).exists():
+      raise  # a module of ours that is missing is a bug
+    print(
+      f"error: the package {error.name} is not installed here ({sys.executable}); run `make setup` and "
+      f"use {ROOT / '.venv/bin/python'}, or pip install -e {ROOT}",
+      file=sys.stderr,
+    )
+    return 2
+  except KeyboardInterrupt:
+    print("interrupted; the last checkpoint is kept, and --resume goes on from it", file=sys.stderr)
+    return 130
+
+
+def _ours(error: BaseException) -> bool:
+  """Whether our own code raised it: a message for the user, not a bug in the depths of a library."""
+  raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+  return any(raised_in.is_relative_to(ROOT / part) for part in ("experiments", "memrl_jax"))
+
+
+def _sentence(error: BaseException) -> str:
+  return " ".join(str(error).split())
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,187 @@
+"""Config files turn into checked settings, and a wrong key or value is one sentence that names it."""
+
+import json
+
+import pytest
+
+from experiments import base, run
+from memrl_jax import methods
+from memrl_jax.envs import panel
+
+FILES = run._config_files()
+EXTRA = {"darkroom": ("heldout",), "minesweeper": ("mines5",), "sokoban": ()}
+CASES = [
+  (path.stem, variant)
+  for path in FILES
+  for variant in ("laptop", "smoke", "paper", *EXTRA[path.stem.partition("_")[2]])
+]
+
+
+def load(name, variant="laptop", *overrides):
+  return run.load(f"experiments/{name}.py:{variant}", overrides)
+
+
+def settings(name, variant="laptop", *overrides):
+  experiment = load(name, variant, *overrides)
+  return base.settings(experiment.config, experiment.name, experiment.variant)
+
+
+def test_there_is_one_file_for_each_method_and_environment():
+  wanted = {
+    f"{m}_{e}" for m in methods.METHODS if m != "hgpo" for e in EXTRA
+  }  # hgpo: gigpo's file with two values changed
+  assert {path.stem for path in FILES} == wanted
+
+
+@pytest.mark.parametrize("name,variant", CASES)
+def test_every_file_and_variant_gives_checked_settings(name, variant):
+  s = settings(name, variant)
+  method, _, env = name.partition("_")
+  assert (s.name, s.variant, s.method_name, s.env.name) == (name, variant, method, env)
+  assert s.frozen == (s.train.updates == 0)
+  longest = max(s.sampling.play_tokens, s.sampling.reflect_tokens)
+  assert longest <= s.pack.response <= s.pack.length
+  assert s.engine.buckets[-1] <= s.pack.length  # or a long prompt ends the run
+  seeds = getattr(panel.load(s.eval.panel), s.eval.half)
+  assert s.eval.tasks <= len(seeds)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_every_file_says_how_to_run_it(path):
+  text = path.read_text("utf-8")
+  assert f"python experiments/run.py --config=experiments/{path.name}\n" in text
+  assert all(word in text for word in ("Claim ", "Paper ", "Hardware ", "Variants "))
+
+
+@pytest.mark.parametrize("variant", ["laptop", "smoke", "paper"])
+@pytest.mark.parametrize("env", EXTRA)
+def test_lamer_and_its_baselines_play_the_same_number_of_attempts(env, variant):
+  def attempts(method):
+    s = settings(f"{method}_{env}", variant)
+    return s.train.updates * s.train.groups * s.train.group_size * s.method.attempts
+
+  assert {attempts(m) for m in ("gigpo", "grpo", "rloo", "ppo")} == {attempts("lamer")}
+
+
+def test_the_paper_variant_has_the_paper_s_rows_per_update():
+  # experiments/lamer.md 1.2: 128 trials x (3 x 7 turns + 2 reflections) = 2944 rows, RL 384 x 7 = 2688.
+  for env in ("sokoban", "minesweeper"):
+    lamer, gigpo = settings(f"lamer_{env}", "paper"), settings(f"gigpo_{env}", "paper")
+    trials = lamer.train.groups * lamer.train.group_size
+    assert trials * (3 * lamer.env.options.turns + 2) == 2944
+    assert gigpo.train.groups * gigpo.train.group_size * gigpo.env.options.turns == 2688
+
+
+def test_heldout_trains_and_evaluates_on_different_halves():
+  s = settings("lamer_darkroom", "heldout")
+  assert s.env.options.split == "train"
+  assert dict(s.eval.options) == {"split": "heldout"}
+
+
+def test_harder_variants_arrive_as_named_changes():
+  s = settings("lamer_minesweeper", "laptop", "eval.harder.six.mines=6", "eval.harder.six.turns=9")
+  assert s.eval.harder == (("six", (("mines", 6), ("turns", 9))),)
+
+
+def test_an_override_arrives_with_its_type():
+  s = settings(
+    "lamer_darkroom",
+    "laptop",
+    "optim.learning_rate=1",
+    "engine.buckets=(64, 256)",
+    "eval.swap=random,base",
+    "eval.arms=none",
+    "model.remat=True",
+    "eval.options.start=random",
+    "env.workers=3",
+  )
+  assert s.optim.learning_rate == 1.0 and isinstance(s.optim.learning_rate, float)
+  assert s.engine.buckets == (64, 256)
+  assert (s.eval.swap, s.eval.arms) == (("random", "base"), ("none",))
+  assert s.model.remat is True
+  assert dict(s.eval.options) == {"start": "random"}
+  assert s.env.workers == 3
+
+
+def spelled(value):
+  """How a value is written on the command line."""
+  return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+@pytest.mark.parametrize("name", ["lamer_darkroom", "ppo_sokoban", "react_minesweeper"])
+def test_every_value_of_a_config_can_be_written_on_the_command_line(name):
+  experiment = load(name)
+  flat = {
+    f"{section}.{key}": value
+    for section, values in base.plain(experiment.config).items()
+    if isinstance(values, dict)
+    for key, value in values.items()
+    if not isinstance(value, dict)
+  }
+  assert len(flat) > 80
+  again = load(name, "laptop", *(f"{key}={spelled(value)}" for key, value in flat.items()))
+  assert base.plain(again.config) == base.plain(experiment.config)
+
+
+def test_the_record_is_json_and_names_the_experiment():
+  record = load("gigpo_sokoban", "smoke").record()
+  assert json.loads(json.dumps(record))["experiment"] == "gigpo_sokoban"
+  assert record["variant"] == "smoke"
+
+
+@pytest.mark.parametrize(
+  "override,words",
+  [
+    ("optim.learning_rat=1", "did you mean config.optim.learning_rate?"),
+    ("learning_rate=1", "did you mean config.optim.learning_rate?"),
+    ("optimm.learning_rate=1", "did you mean config.optim.learning_rate?"),
+    ("optim.zzz=1", "config.optim has learning_rate,"),
+    ("zzz.zzz=1", "the sections are seed, env,"),
+    ("env.mines=3", "config.env.mines is not known"),
+    ("eval.options.mines=3", "config.eval.options.mines is not known"),
+    ("eval.harder.big.sizee=7", "config.eval.harder.big.sizee is not known"),
+    ("eval.harder.big=7", "is a section"),
+    ("optim=3", "config.optim is a section"),
+    ("seed=1.0", "takes a whole number, not '1.0'"),
+    ("seed=", "takes a whole number"),
+    ("train.updates=1e2", "takes a whole number"),
+    ("optim.learning_rate=fast", "takes a number, not 'fast'"),
+    ("optim.learning_rate=nan", "takes a number"),
+    ("model.remat=1", "takes true or false"),
+    ("engine.buckets=64,b", "takes whole numbers separated by commas"),
+    ("env.name=sokoban", "use a file of sokoban instead"),
+    ("seed", "write --config.seed=VALUE"),
+  ],
+)
+def test_a_wrong_override_is_named_in_one_sentence(override, words):
+  with pytest.raises(ValueError) as error:
+    settings("lamer_darkroom", "laptop", override)
+  assert words in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "break_it,words",
+  [
+    (lambda c: c.optim.update(learning_rat=1.0), "did you mean config.optim.learning_rate?"),
+    (lambda c: c.update(optimizer=1), "config.optimizer is not known"),
+    (lambda c: c.optim.__delattr__("beta1"), "config.optim.beta1 is missing"),
+    (lambda c: c.__delattr__("guard"), "config.guard is missing"),
+    (lambda c: c.method.__delattr__("name"), "config.method.name is missing"),
+    (lambda c: c.eval.harder.update(big=3), "config.eval.harder.big is a section"),
+  ],
+)
+def test_a_wrong_config_file_is_named_in_one_sentence(break_it, words):
+  config = load("lamer_darkroom").config
+  break_it(config)
+  with pytest.raises(ValueError, match=words.replace("?", r"\?")):
+    base.settings(config)
+
+
+def test_lists_and_whole_numbers_in_a_file_become_tuples_and_floats():
+  plain = base.plain(load("lamer_darkroom").config)
+  plain["engine"]["buckets"] = [64, 128]
+  plain["optim"]["learning_rate"] = 1
+  s = base.settings(plain)
+  assert s.engine.buckets == (64, 128)
+  assert isinstance(s.optim.learning_rate, float)
