@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
@@ -232,7 +233,7 @@ def main() -> None:
   recipe = dataclasses.replace(recipe, **{f: v for f, v in given.items() if v is not None})
   family = env_base.family(args.family)
   text = chat.load(tiny.tokenizer_directory())
-  log = lambda line: print(line, flush=True)
+  log = functools.partial(print, flush=True)
 
   if not args.measure_only:
     clone(recipe, family, text, args.out, args.seed, log)

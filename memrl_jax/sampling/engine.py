@@ -77,7 +77,7 @@ class EngineConfig:
   slots: int
   buckets: tuple[int, ...] = (64, 128, 256)
   prefill_rows: tuple[int, ...] = (8, 32)
-  prefill_chunks: tuple[int, ...] = (16, 64)
+  prefill_chunks: tuple[int, ...] = (8, 32)
   round_steps: int = 8
   max_stop: int = 4
 

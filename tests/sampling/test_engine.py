@@ -311,7 +311,7 @@ def test_impossible_requests_are_refused_in_a_sentence(asked, sentence):
 
 
 def test_impossible_shapes_are_refused_in_a_sentence():
-  with pytest.raises(ValueError, match="chunk of 64 tokens does not fit the smallest bucket of 32"):
-    engine_lib.EngineConfig(slots=4, buckets=(32,))
+  with pytest.raises(ValueError, match="chunk of 32 tokens does not fit the smallest bucket of 16"):
+    engine_lib.EngineConfig(slots=4, buckets=(16,))
   with pytest.raises(ValueError, match="ascending"):
     engine_lib.EngineConfig(slots=4, buckets=(128, 64))
