@@ -66,7 +66,7 @@ RECIPES = {
       (0.6, (("start", "center"),)),
       (0.4, (("start", "random"), ("split", "train"))),
     ),
-    trials=9_000, steps=1000, stop=360, learning_rate=2e-3, layers=3, length=128,
+    trials=9_000, steps=1000, stop=850, learning_rate=2e-3, layers=3, length=128,
   ),
   "minesweeper": Recipe(
     mixes=((0.45, (("mines", 3),)), (0.55, (("mines", 5), ("turns", 12)))),
