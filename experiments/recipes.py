@@ -53,7 +53,8 @@ def darkroom(config: Config, variant: str) -> None:
 
 
 def minesweeper(config: Config, variant: str) -> None:
-  """MineSweeper 6x6 with 3 mines, 7 turns [C]. mines5: 5 mines, where luck leaves memory more room."""
+  """MineSweeper 6x6 with 3 mines, 7 turns [C]. mines5: 5 mines on 5x5, where a first
+  attempt must guess and memory has room."""
   _check(variant, "mines5")
   (_paper if variant == "paper" else _laptop)(config)
   if variant == "paper":
@@ -66,8 +67,9 @@ def minesweeper(config: Config, variant: str) -> None:
     config.sampling.play_tokens = 8  # one click is 4 tokens
     _pack(config, length=256, rows=4, context=128)  # prompts of 50-90 tokens
   if variant == "mines5":
+    config.env.size = 5  # [us]: an exact player wins .38 without memory, and .38/.71/.87 with it
     config.env.mines = 5
-    config.env.turns = 12  # [us]: in 7 turns even an exact player wins a quarter of the boards
+    config.env.turns = 14
   if variant == "smoke":
     _smoke(config)
 

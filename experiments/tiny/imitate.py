@@ -69,12 +69,12 @@ RECIPES = {
     trials=9_000, steps=1000, stop=850, learning_rate=2e-3, layers=3, length=128,
   ),
   "minesweeper": Recipe(
-    mixes=((0.45, (("mines", 3),)), (0.55, (("mines", 5), ("turns", 12)))),
+    mixes=((0.45, (("mines", 3),)), (0.55, (("size", 5), ("mines", 5), ("turns", 14)))),
     trials=9_000, steps=1500, stop=1500, learning_rate=2e-3, layers=4, length=192,
   ),
   "sokoban": Recipe(
     mixes=((0.3, (("boxes", 1),)), (0.7, (("boxes", 2),))),
-    trials=9_000, steps=1500, stop=1500, learning_rate=2e-3, layers=4, length=192,
+    trials=9_000, steps=1500, stop=900, learning_rate=2e-3, layers=4, length=192,
   ),
 }  # fmt: skip
 

@@ -384,13 +384,15 @@ def deduce(
 
 
 def mixture(options: Options, rng: np.random.Generator) -> base.Player:
-  """The imitation mix: weak and solver, 95 % obey memory, 60 % weak with few mines.
+  """The imitation mix: weak players and solvers, 95 % obey memory; 60 % weak with few mines.
 
-  From 4 mines on only 30 % are weak: it hardly ever wins there, and the solver has to guess, so that
-  its own mistakes are systematic and a named mine changes what it does.
+  From 4 mines on only 15 % are weak, and some play without noise: a weak player hardly ever wins
+  there, and a solver has to guess, so that its own mistakes are systematic and a named mine changes
+  what it does.
   """
-  make = Weak if rng.random() < (0.6 if options.mines < 4 else 0.3) else Solver
-  noise = float(rng.choice([0.1, 0.3]))
+  crowded = options.mines >= 4
+  make = Weak if rng.random() < (0.15 if crowded else 0.6) else Solver
+  noise = float(rng.choice([0.0, 0.1, 0.3] if crowded else [0.1, 0.3]))
   return prompting.Clumsy(make(options, rng, noise=noise, obey=0.95, useful=0.75), rng)
 
 

@@ -254,9 +254,10 @@ def train(settings: Settings, run_folder: folder.RunFolder, *, quiet: bool = Fal
       )
       try:
         while done < train_settings.updates:
-          status = _update(run, log, envs, done, run_folder, progress)
+          status = _update(run, log, envs, done, progress)
           done += 1
           if status != "finished":
+            run.save(saved, done)
             break
           last = done == train_settings.updates
           if last or _due(done, settings.train.eval_every):
@@ -278,8 +279,12 @@ def _due(done: int, every: int) -> bool:
   return every > 0 and done % every == 0
 
 
-def _update(run: Run, log, envs, update: int, run_folder, progress) -> str:
-  """One update; returns "finished", or the reason why the run must stop."""
+def _update(run: Run, log: metrics.MetricsLog, envs: pool.EnvPool, update: int, progress) -> str:
+  """One update; returns "finished", or the reason why the run must stop.
+
+  Whenever it stops, or a trial was void, the trials of the update are written: with the checkpoint
+  they are all that is needed to look at what went wrong.
+  """
   began = time.perf_counter()
   before = run.engine.stats
   trials = run.rollout(update, envs)
@@ -288,16 +293,7 @@ def _update(run: Run, log, envs, update: int, run_folder, progress) -> str:
   numbers |= run.learn(update, trials)
   run.method.remember(trials)
   learned = time.perf_counter()
-  reason = None
-  if numbers.get("train/finite", 1.0) < 1:
-    reason = "stopped: a gradient was not finite"
-  elif not any(trial.void is None for trial in trials):
-    reason = (
-      f"stopped: all {len(trials)} trials of update {update + 1} were void ({trials[0].void})"
-    )
-  else:
-    collapse = run.guard.check(numbers)
-    reason = f"stopped by the collapse guard: {collapse}" if collapse else None
+  reason = _reason_to_stop(run, update, trials, numbers)
   timing = {
     "seconds/rollout": rolled - began,
     "seconds/learn": learned - rolled,
@@ -317,6 +313,22 @@ def _update(run: Run, log, envs, update: int, run_folder, progress) -> str:
   if reason:
     progress.say(reason)
   return reason or "finished"
+
+
+def _reason_to_stop(
+  run: Run, update: int, trials: Sequence[Trial], numbers: dict[str, float]
+) -> str | None:
+  """Why the run must not go on after this update, or None."""
+  if numbers.get("train/finite", 1.0) < 1:
+    return (
+      f"stopped: a gradient of update {update + 1} was not finite and was not applied; its trials are "
+      f"in rollouts/{update + 1:06d}.jsonl, the weights in checkpoints/{update + 1}"
+    )
+  if all(trial.void for trial in trials):
+    reason = trials[0].void
+    return f"stopped: all {len(trials)} trials of update {update + 1} were void ({reason})"
+  collapse = run.guard.check(numbers)
+  return f"stopped by the collapse guard: {collapse}" if collapse else None
 
 
 def _engine_timing(before: engine.Stats, after: engine.Stats, seconds: float) -> dict[str, float]:

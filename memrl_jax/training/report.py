@@ -96,7 +96,7 @@ def _head(
   """(label, text) of what is known about the run."""
   flat = run_folder.flatten(config)
   last = manifest.get("sessions", [{}])[-1]
-  done = numbers[-1]["step"] + 1 if numbers else 0
+  done = numbers[-1]["step"] if numbers else 0
   planned = flat.get("train.updates")
   git = last.get("git")
   seeds = manifest.get("seeds", {})
