@@ -27,6 +27,8 @@ $(STAMP): setup.py
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
 	@touch $@
 
+# Huge pages for malloc: the gradient of the tiny models is a quarter faster on Linux, the numbers are the same.
+run: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 run: $(STAMP)
 	$(BIN)/python experiments/run.py --config=experiments/lamer_sokoban.py --resume $(ARGS)
 

@@ -65,7 +65,7 @@ def minesweeper(config: Config, variant: str) -> None:
     config.optim.learning_rate = 1.5e-4  # [T]: 4e-4 and more peaks, then forgets its memory
     config.train.minibatches = 3  # [T]: 3-4
     config.sampling.play_tokens = 8  # one click is 4 tokens
-    _pack(config, length=256, rows=4, context=128)  # prompts of 50-90 tokens
+    _pack(config, length=160, rows=3, context=80)  # prompts of 50-90 tokens, two rows a sequence
   if variant == "mines5":
     config.env.size = 5  # [us]: an exact player wins .38 without memory, and .38/.71/.87 with it
     config.env.mines = 5
@@ -86,7 +86,7 @@ def sokoban(config: Config, variant: str) -> None:
     config.optim.learning_rate = 1.5e-4  # as MineSweeper
     config.train.minibatches = 3
     config.sampling.play_tokens = 8  # 3 actions are 6 tokens
-    _pack(config, length=256, rows=4, context=128)  # prompts of 50-105 tokens
+    _pack(config, length=160, rows=3, context=80)  # prompts of 50-100 tokens, two rows a sequence
   if variant == "smoke":
     _smoke(config)
 

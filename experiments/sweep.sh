@@ -16,6 +16,7 @@ fi
 experiments=$1 seeds=$2
 shift 2
 
+export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1} # huge pages for malloc: faster, same numbers
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-$here/../.venv/bin/python}
 [ -x "$python" ] || python=python3

@@ -69,7 +69,7 @@ RECIPES = {
     trials=9_000, steps=1000, stop=850, learning_rate=2e-3, layers=3, length=128,
   ),
   "minesweeper": Recipe(
-    mixes=((0.45, (("mines", 3),)), (0.55, (("size", 5), ("mines", 5), ("turns", 14)))),
+    mixes=((0.45, (("mines", 3),)), (0.55, (("size", 4), ("mines", 5), ("turns", 10)))),
     trials=9_000, steps=1500, stop=1500, learning_rate=2e-3, layers=4, length=192,
   ),
   "sokoban": Recipe(
@@ -209,9 +209,6 @@ def measure(family, changes, cfg, params, text: chat.Chat, tasks: int, seed: int
     )
     envs.close()
     result[name] = evaluate.summary(trials)
-    sample = [turn for turn in trials[0].turns][:8]
-    for turn in sample:
-      print(f"  {name} {turn.phase} {turn.messages[0].content!r} -> {turn.sample.text!r}")
   result["gate"] = result["memory"]["pass"][-1] - result["none"]["pass"][-1]
   return result
 

@@ -68,6 +68,41 @@ class Environment(Protocol):
     """Frees what the instance holds; called once, also after a failure."""
 
 
+class Seeded:
+  """What environments share whose tasks are a function of the seed alone: opening, retry, order of calls.
+
+  A subclass has `_begin(task)`, which returns the first observation, and sets `_done` in `step`.
+  """
+
+  def __init__(self, options: Any, draw: Callable[[Any, int], Any], horizon: int):
+    self._options, self._draw, self.horizon = options, draw, horizon
+    self._task: Any = None
+    self._done = True
+
+  def reset(self, seed: int) -> Observation:
+    return self.open(self._draw(self._options, seed))
+
+  def retry(self) -> Observation:
+    if self._task is None:
+      raise RuntimeError("no task is open to retry; call reset(seed) first")
+    return self.open(self._task)
+
+  def open(self, task: Any) -> Observation:
+    """Starts an attempt at a given task."""
+    self._task, self._turn, self._done = task, 0, False
+    return self._begin(task)
+
+  def close(self) -> None:
+    """Nothing is held."""
+
+  def _begin(self, task: Any) -> Observation:
+    raise TypeError(f"{type(self).__name__} has no _begin(task)")
+
+  def _check_open(self) -> None:
+    if self._done:
+      raise RuntimeError("the attempt is over; call retry() or reset(seed) before the next step")
+
+
 class Step(NamedTuple):
   """One turn of an attempt as the agent remembers it: what it did and what came of it."""
 

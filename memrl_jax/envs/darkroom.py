@@ -108,31 +108,18 @@ def walk(cell: Cell, move: str, size: int) -> Cell:
   return (row, col) if 1 <= row <= size and 1 <= col <= size else cell
 
 
-class Darkroom:
+class Darkroom(base.Seeded):
   """The environment. An observation is the position; a turn's note lists the positions walked."""
 
   def __init__(self, options: Options):
-    self._options = options
-    self.horizon = options.turns
-    self._task: Task | None = None
-    self._done = True
+    super().__init__(options, draw, options.turns)
 
-  def reset(self, seed: int) -> base.Observation:
-    return self.open(draw(self._options, seed))
-
-  def retry(self) -> base.Observation:
-    if self._task is None:
-      raise RuntimeError("no task is open to retry; call reset(seed) first")
-    return self.open(self._task)
-
-  def open(self, task: Task) -> base.Observation:
-    """Starts an attempt at a given task."""
-    self._task, self._cell, self._turn, self._done = task, task.start, 0, False
+  def _begin(self, task: Task) -> base.Observation:
+    self._cell = task.start
     return self._observe()
 
   def step(self, response: str) -> base.StepResult:
-    if self._done:
-      raise RuntimeError("the attempt is over; call retry() or reset(seed) before the next step")
+    self._check_open()
     body = prompting.action_body(response)
     moves = prompting.whole_words(body or "", tuple(MOVES))[: self._options.moves_per_turn]
     walked = []
@@ -154,9 +141,6 @@ class Darkroom:
       action=" ".join(moves[: len(walked)]),
       note="".join(walked) or "malformed",
     )
-
-  def close(self) -> None:
-    """Nothing is held."""
 
   def _observe(self) -> base.Observation:
     text = prompting.write(self._cell)

@@ -116,32 +116,18 @@ def draw(options: Options, seed: int) -> Task:
       return Task(frozenset(mines), frozenset(opened))
 
 
-class Minesweeper:
+class Minesweeper(base.Seeded):
   """The environment; an observation is the board, one row a line, `1:?.2...`."""
 
   def __init__(self, options: Options):
-    self._options = options
-    self.horizon = options.turns
-    self._task: Task | None = None
-    self._done = True
+    super().__init__(options, draw, options.turns)
 
-  def reset(self, seed: int) -> base.Observation:
-    return self.open(draw(self._options, seed))
-
-  def retry(self) -> base.Observation:
-    if self._task is None:
-      raise RuntimeError("no task is open to retry; call reset(seed) first")
-    return self.open(self._task)
-
-  def open(self, task: Task) -> base.Observation:
-    """Starts an attempt at a given task."""
-    self._task, self._opened, self._hit = task, set(task.opened), None
-    self._turn, self._done = 0, False
+  def _begin(self, task: Task) -> base.Observation:
+    self._opened, self._hit = set(task.opened), None
     return self._observe()
 
   def step(self, response: str) -> base.StepResult:
-    if self._done:
-      raise RuntimeError("the attempt is over; call retry() or reset(seed) before the next step")
+    self._check_open()
     cell, valid = self._parse(response)
     reward, note = self._click(cell)
     self._turn += 1
@@ -158,9 +144,6 @@ class Minesweeper:
       action=prompting.write(cell) if cell else "",
       note=note,
     )
-
-  def close(self) -> None:
-    """Nothing is held."""
 
   def _parse(self, response: str) -> tuple[Cell | None, bool]:
     """The clicked cell (None when there is not exactly one) and whether the response is valid."""

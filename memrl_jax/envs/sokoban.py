@@ -265,32 +265,19 @@ def read(board: str) -> Task:
 # The environment.
 
 
-class Sokoban:
+class Sokoban(base.Seeded):
   """The environment; an observation is the board, and a turn's note has one word per action."""
 
   def __init__(self, options: Options):
-    self._options = options
-    self.horizon = options.turns
-    self._task: Task | None = None
-    self._done = True
+    super().__init__(options, draw, options.turns)
 
-  def reset(self, seed: int) -> base.Observation:
-    return self.open(draw(self._options, seed))
-
-  def retry(self) -> base.Observation:
-    if self._task is None:
-      raise RuntimeError("no task is open to retry; call reset(seed) first")
-    return self.open(self._task)
-
-  def open(self, task: Task) -> base.Observation:
-    """Starts an attempt at a given task."""
-    self._task, self._position = task, task.boxes << 7 | task.player
-    self._turn, self._used, self._done, self._won = 0, 0, False, False
+  def _begin(self, task: Task) -> base.Observation:
+    self._position = task.boxes << 7 | task.player
+    self._used, self._won = 0, False
     return self._observe()
 
   def step(self, response: str) -> base.StepResult:
-    if self._done:
-      raise RuntimeError("the attempt is over; call retry() or reset(seed) before the next step")
+    self._check_open()
     actions = self._parse(response)
     rewards, notes = [], []
     for action in actions or ["bad"]:
@@ -313,9 +300,6 @@ class Sokoban:
       action=" ".join(actions[: len(notes)]),
       note=" ".join([*notes, "stuck"] if dead else notes),
     )
-
-  def close(self) -> None:
-    """Nothing is held."""
 
   def _parse(self, response: str) -> list[str]:
     """Up to `actions_per_turn` whole words; the release takes the first substring of every piece."""

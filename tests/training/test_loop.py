@@ -167,3 +167,24 @@ def test_trajectory_entropy_by_hand():
 
   found = [one(0, i, a) for i, a in enumerate("aaab")] + [one(1, i, "c") for i in range(4)]
   assert evaluate.trajectory_entropy(found) == pytest.approx(0.5623 / 2, abs=1e-4)
+
+
+def test_evaluation_plays_swap_and_harder_arms_and_measures_diversity(tmp_path):
+  place, _ = run(
+    tmp_path / "run",
+    **{
+      "train.updates": 1,
+      "eval.swap": "random,base",
+      "eval.harder.turns6.turns": 6,
+      "eval.diversity_tasks": 2,
+      "eval.diversity_samples": 8,
+    },
+  )
+  start, final = metrics.read(place.eval)
+  names = {"memory", "none", "swap random", "swap base", "memory, turns6", "none, turns6"}
+  assert set(final["arms"]) == names
+  # Before training the base policy is the policy: the same keys, so the very same trials.
+  assert start["arms"]["swap base"] == start["arms"]["memory"] | {"diversity": None}
+  assert start["arms"]["swap random"]["pass"] != start["arms"]["memory"]["pass"]
+  assert 0 < final["arms"]["memory"]["diversity"] <= np.log(8)
+  assert len(final["arms"]["none, turns6"]["pass"]) == 3
