@@ -69,7 +69,7 @@ RECIPES = {
     trials=9_000, steps=1000, stop=850, learning_rate=2e-3, layers=3, length=128,
   ),
   "minesweeper": Recipe(
-    mixes=((0.45, (("mines", 3),)), (0.55, (("size", 4), ("mines", 5), ("turns", 10)))),
+    mixes=((0.4, (("mines", 3),)), (0.6, (("size", 4), ("mines", 5), ("turns", 10)))),
     trials=9_000, steps=1500, stop=1500, learning_rate=2e-3, layers=4, length=192,
   ),
   "sokoban": Recipe(
@@ -183,6 +183,13 @@ def clone(recipe: Recipe, family, text: chat.Chat, out: pathlib.Path, seed: int,
   log(f"{cfg.parameters / 1e6:.2f} M parameters")
   params = train(recipe, cfg, rows, seed, log)
   weights.save_directory(out, cfg, params, dtype="bfloat16")
+  note(out, recipe, seed, {})  # also marks the folder as one that reads the tiny tokenizer
+
+
+def note(out: pathlib.Path, recipe: Recipe, seed: int, dev: dict) -> None:
+  """Writes imitation.json: how the checkpoint was made, and what it does on the dev half."""
+  record = {"recipe": dataclasses.asdict(recipe), "seed": seed, "dev": dev}
+  (out / "imitation.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def measure(family, changes, cfg, params, text: chat.Chat, tasks: int, seed: int) -> dict:
@@ -244,8 +251,7 @@ def main() -> None:
     log(
       f"{dict(changes)}  {arms}  gate {result['gate']:+.3f}  valid {result['memory']['valid']:.3f}"
     )
-  record = {"recipe": dataclasses.asdict(recipe), "seed": args.seed, "dev": measured}
-  (args.out / "imitation.json").write_text(json.dumps(record, indent=1) + "\n")
+  note(args.out, recipe, args.seed, measured)
 
 
 if __name__ == "__main__":

@@ -367,15 +367,14 @@ def deduce(
 
 
 def mixture(options: Options, rng: np.random.Generator) -> base.Player:
-  """The imitation mix: weak players and solvers, 95 % obey memory; 60 % weak with few mines.
+  """The imitation mix: 60 % weak players and 40 % solvers with noise, 95 % obey memory.
 
-  From 4 mines on only 15 % are weak, and some play without noise: a weak player hardly ever wins
-  there, and a solver has to guess, so that its own mistakes are systematic and a named mine changes
-  what it does.
+  From 4 mines on solvers alone, with little noise: a weak player never wins there, and a solver has to
+  guess, so that its own mistakes are systematic and a named mine changes what it does.
   """
   crowded = options.mines >= 4
-  make = Weak if rng.random() < (0.15 if crowded else 0.6) else Solver
-  noise = float(rng.choice([0.0, 0.1, 0.3] if crowded else [0.1, 0.3]))
+  make = Weak if not crowded and rng.random() < 0.6 else Solver
+  noise = float(rng.choice([0.0, 0.1] if crowded else [0.1, 0.3]))
   return prompting.Clumsy(make(options, rng, noise=noise, obey=0.95, useful=0.75), rng)
 
 

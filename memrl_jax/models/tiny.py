@@ -17,6 +17,11 @@ def tokenizer_directory() -> pathlib.Path:
   return ASSETS / "tokenizer"
 
 
+def is_tiny(checkpoint: pathlib.Path) -> bool:
+  """Whether `experiments/tiny/imitate.py` made this checkpoint, so that it reads the tiny tokenizer."""
+  return (checkpoint / "imitation.json").is_file()
+
+
 def shipped() -> list[str]:
   """Families that have a checkpoint."""
   return sorted(path.parent.name for path in ASSETS.glob("*/config.json"))

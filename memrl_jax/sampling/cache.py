@@ -29,6 +29,15 @@ class SlotCache:
     layers = policy.empty_kv(cfg, slots, self.width + slack)
     self._kv = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
 
+  def place(self, sharding: jax.sharding.Sharding) -> None:
+    """Live where the weights of this sharding live, on every device of a mesh.
+
+    Compiled functions return their cache there, and one that started elsewhere would compile twice.
+    """
+    if isinstance(sharding, jax.sharding.NamedSharding):
+      sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+    self._kv = jax.device_put(self._kv, sharding)
+
   def bucket(self, columns: int) -> int:
     """The smallest bucket that holds `columns`."""
     return next(width for width in self.buckets if width >= columns)

@@ -174,6 +174,7 @@ class Engine:
     self._params = params
     self._weights = _decode_weights(params, self.cfg)
     self._cache.clear()
+    self._cache.place(jax.tree.leaves(params)[0].sharding)
 
   def submit(self, request: Request) -> int:
     """Queue a request; its ticket comes back from `run_round` with the completion."""
@@ -213,6 +214,7 @@ class Engine:
             self._run_prefill(none[:, 0], none[:, 0], none, size, columns)
         self._cache.clone([], columns)
     self._cache = _new_cache(self.cfg, config)
+    self._cache.place(jax.tree.leaves(self._params)[0].sharding)
 
   def _admit(self) -> None:
     """Move waiting requests into free slots, oldest first, and compute their prompts."""

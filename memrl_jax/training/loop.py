@@ -47,10 +47,11 @@ class Run:
     self.settings = settings
     directory = settings.model.directory()
     self.cfg, self.initial = weights.load_directory(directory)
-    tokenizer = (
-      tiny.tokenizer_directory() if settings.model.checkpoint.startswith("tiny:") else None
+    self.chat = (
+      chat.load(tiny.tokenizer_directory(), directory)
+      if tiny.is_tiny(directory)
+      else chat.from_transformers(directory)
     )
-    self.chat = chat.load(tokenizer, directory) if tokenizer else chat.from_transformers(directory)
     self.family = env_base.family(settings.env.name)
     self.prompts = self.family.prompts(settings.env.options)
     self.horizon = evaluate.horizon(self.family, settings.env.options)

@@ -69,7 +69,13 @@ def param_shardings(mesh: Mesh, params: Any) -> Any:
     for pattern, axes in RULES:
       if re.search(rf"'({pattern})'", name) and leaf.ndim == len(axes):
         sizes = zip(axes, leaf.shape, strict=True)
-        spec = [axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in sizes]
+        # An axis of one device splits nothing; leaving it out keeps the sharding that jit returns.
+        spec = [
+          axis if axis and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None
+          for axis, size in sizes
+        ]
+        while spec and spec[-1] is None:
+          spec.pop()
         return NamedSharding(mesh, PartitionSpec(*spec))
     return NamedSharding(mesh, PartitionSpec())
 

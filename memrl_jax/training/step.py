@@ -143,6 +143,11 @@ class Trainer:
     placed = meshes.place_params(self.mesh, jax.tree.map(jnp.array, tree))
     return TrainState(placed, meshes.place_params(self.mesh, self._tx.init(placed)))
 
+  def compiled(self) -> int:
+    """Programs compiled so far; must not grow after the first update."""
+    jitted = (self._accumulate, self._apply, self._zeros, self._score, self._values)
+    return sum(function._cache_size() for function in jitted)
+
   def score(self, params: Any, batches: Sequence[TokenBatch]) -> list[np.ndarray]:
     """Log-probs [B, S, K] of the sampled tokens under `params`, one array per micro-batch."""
     return [np.asarray(self._score(params, self._place(batch))) for batch in batches]
@@ -257,6 +262,8 @@ class Trainer:
     fresh = TrainState(optax.apply_updates(state.params, updates), opt_state)
     # A non-finite gradient must not touch the weights: the loop stops and can dump them.
     kept = jax.tree.map(lambda new, was: jnp.where(finite, new, was), fresh, state)
+    # Where they were: another placement would compile every program that reads them once more.
+    kept = jax.lax.with_sharding_constraint(kept, meshes.param_shardings(self.mesh, kept))
     metrics = {name: masks.close(mean) for name, mean in sums.metrics.items()}
     metrics |= {
       "train/loss": masks.close(sums.policy),

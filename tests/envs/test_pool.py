@@ -97,7 +97,9 @@ def test_a_hang_costs_one_call_and_the_rest_of_its_chunk_is_served(isolation):
     step(envs, handles, ["a"] * 4)
     begun = time.monotonic()
     answers = step(envs, handles, ["a", "forever", "a", "a"])
-    assert time.monotonic() - begun < 15  # not the twenty seconds of the hang, on a busy machine too
+    assert (
+      time.monotonic() - begun < 15
+    )  # not the twenty seconds of the hang, on a busy machine too
     assert answers == [
       "10:2",
       pool.Failure("timeout", "step gave no answer in 1 s"),

@@ -9,7 +9,7 @@ from memrl_jax import methods
 from memrl_jax.envs import panel
 
 FILES = run._config_files()
-EXTRA = {"darkroom": ("heldout",), "minesweeper": ("mines5",), "sokoban": ()}
+EXTRA = {"darkroom": ("heldout",), "minesweeper": ("mines5",), "sokoban": ("boxes2",)}
 CASES = [
   (path.stem, variant)
   for path in FILES

@@ -188,3 +188,19 @@ def test_evaluation_plays_swap_and_harder_arms_and_measures_diversity(tmp_path):
   assert start["arms"]["swap random"]["pass"] != start["arms"]["memory"]["pass"]
   assert 0 < final["arms"]["memory"]["diversity"] <= np.log(8)
   assert len(final["arms"]["none, turns6"]["pass"]) == 3
+
+
+def test_nothing_is_compiled_after_the_first_update():
+  from memrl_jax.envs import pool
+  from memrl_jax.sampling import engine
+
+  run_ = loop.Run(base.settings(config(), "lamer_darkroom", "smoke"))
+  run_.engine.warmup()
+  compiled = engine.compiled()
+  with pool.EnvPool(run_.family, run_.settings.env.options) as envs:
+    run_.learn(0, run_.rollout(0, envs))
+    trained = run_.trainer.compiled()
+    for update in (1, 2):
+      run_.learn(update, run_.rollout(update, envs))
+  assert engine.compiled() == compiled
+  assert run_.trainer.compiled() == trained
