@@ -70,6 +70,8 @@ def minesweeper(config: Config, variant: str) -> None:
     config.env.size = 4  # [us]: a solver wins .22 in every attempt, and .22/.67/.94 with memory
     config.env.mines = 5
     config.env.turns = 10
+    config.train.groups = 12  # [us], with the next: as Sokoban
+    config.optim.learning_rate = 3e-4
   if variant == "smoke":
     _smoke(config)
 

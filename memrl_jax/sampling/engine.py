@@ -142,7 +142,6 @@ class Engine:
     self.cfg, self.config = cfg, config
     self.stats = Stats()
     S = config.slots
-    self._cache = _new_cache(cfg, config)
     self._rows = _Rows(
       *(np.zeros(S, np.int32) for _ in range(4)),
       key=np.zeros((S, 2), np.uint32),
@@ -173,8 +172,17 @@ class Engine:
       )
     self._params = params
     self._weights = _decode_weights(params, self.cfg)
-    self._cache.clear()
-    self._cache.place(jax.tree.leaves(params)[0].sharding)
+    self._reset()
+
+  def _reset(self) -> None:
+    """An empty cache of the smallest bucket, and no memory of which slot was used when.
+
+    What comes next then depends on nothing that went before: a resumed run samples what an
+    uninterrupted one does, bit for bit.
+    """
+    self._cache = _new_cache(self.cfg, self.config)
+    self._cache.place(jax.tree.leaves(self._params)[0].sharding)
+    self._used_S[:] = 0
 
   def submit(self, request: Request) -> int:
     """Queue a request; its ticket comes back from `run_round` with the completion."""
@@ -213,8 +221,7 @@ class Engine:
             none = np.zeros((0, chunk), np.int32)
             self._run_prefill(none[:, 0], none[:, 0], none, size, columns)
         self._cache.clone([], columns)
-    self._cache = _new_cache(self.cfg, config)
-    self._cache.place(jax.tree.leaves(self._params)[0].sharding)
+    self._reset()
 
   def _admit(self) -> None:
     """Move waiting requests into free slots, oldest first, and compute their prompts."""

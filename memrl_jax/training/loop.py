@@ -87,12 +87,13 @@ class Run:
     )
 
   def sync(self) -> None:
-    """Hands the trained weights to the sampler, which forgets every cached prefix."""
+    """Hands the weights to the sampler, which starts afresh: nothing depends on what it did before."""
     self.engine.set_params(self.state.params["policy"])
 
   def rollout(self, update: int, envs: pool.EnvPool) -> list[Trial]:
     """Plays the trials of one update with the current weights."""
     settings = self.settings
+    self.sync()
     policy = self.policy(settings.sampling)
     return collect.collect(
       plan(settings, update),
@@ -106,7 +107,7 @@ class Run:
     )
 
   def learn(self, update: int, trials: Sequence[Trial]) -> dict[str, float]:
-    """Credit and optimiser steps; returns metrics. Changes `state` and the sampler's weights."""
+    """Credit and optimiser steps; returns metrics. Changes `state`."""
     settings = self.settings
     if "critic" in self.state.params:
       self._read_critic(trials)
@@ -136,7 +137,6 @@ class Run:
         numbers[name] = float(history[0][name])
       numbers["train/finite"] = float(min(h["train/finite"] for h in history))
     numbers["train/micro_batches"] = sum(len(part) for part in parts)
-    self.sync()
     return numbers
 
   def _read_critic(self, trials: Sequence[Trial]) -> None:
@@ -153,6 +153,7 @@ class Run:
     self, step: int, label: str, progress: metrics.Progress
   ) -> tuple[dict[str, Any], dict[str, list[Trial]]]:
     """Plays the panel with the current weights."""
+    self.sync()
     e = self.settings.eval
     sampling = policies.SamplingConfig(
       e.temperature,
@@ -180,7 +181,6 @@ class Run:
     done, arrays, host = checkpoints.restore(step, self.state._asdict())
     self.state = steps.TrainState(**arrays)
     self.guard = guard.Guard(self.settings.guard, host["guard"])
-    self.sync()
     return done
 
 

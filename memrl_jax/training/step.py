@@ -202,7 +202,7 @@ class Trainer:
     names = ["train/clipped", "train/kl_old", "train/entropy", "train/ratio", "train/logp_gap"]
     names += ["train/kl_ref"] if self.loss.kl_coef else []
     grads = jax.tree.map(jnp.zeros_like, params)
-    return Sums(grads, zero, zero, dict.fromkeys(names, zero), jnp.zeros(()))
+    return self._pinned(Sums(grads, zero, zero, dict.fromkeys(names, zero), jnp.zeros(())))
 
   def _loss_fn(self, params, batch: TokenBatch, old_BSK, ref_BSK):
     """The total of the policy's loss and of the critic's; their weights are disjoint."""
@@ -246,13 +246,18 @@ class Trainer:
       params, batch, old_BSK, ref_BSK
     )
     loss, value, metrics, gap = jax.lax.stop_gradient((loss, value, metrics, gap))
-    return Sums(
+    added = Sums(
       jax.tree.map(jnp.add, sums.grads, grads),
       masks.add(sums.policy, loss),
       masks.add(sums.value, value),
       {name: masks.add(sums.metrics[name], mean) for name, mean in metrics.items()},
       jnp.maximum(sums.gap_max, gap),
     )
+    return self._pinned(added)
+
+  def _pinned(self, tree: Any) -> Any:
+    """Keeps a result where RULES say: in another place it would compile its readers once more."""
+    return jax.lax.with_sharding_constraint(tree, meshes.param_shardings(self.mesh, tree))
 
   def _apply_fn(self, state: TrainState, sums: Sums) -> tuple[TrainState, dict[str, jax.Array]]:
     grads = _closed(sums)
@@ -262,8 +267,7 @@ class Trainer:
     fresh = TrainState(optax.apply_updates(state.params, updates), opt_state)
     # A non-finite gradient must not touch the weights: the loop stops and can dump them.
     kept = jax.tree.map(lambda new, was: jnp.where(finite, new, was), fresh, state)
-    # Where they were: another placement would compile every program that reads them once more.
-    kept = jax.lax.with_sharding_constraint(kept, meshes.param_shardings(self.mesh, kept))
+    kept = self._pinned(kept)
     metrics = {name: masks.close(mean) for name, mean in sums.metrics.items()}
     metrics |= {
       "train/loss": masks.close(sums.policy),

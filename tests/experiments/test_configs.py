@@ -88,7 +88,7 @@ def test_an_override_arrives_with_its_type():
     "lamer_darkroom",
     "laptop",
     "optim.learning_rate=1",
-    "engine.buckets=(64, 256)",
+    "engine.buckets=(64, 128)",
     "eval.swap=random,base",
     "eval.arms=none",
     "model.remat=True",
@@ -96,7 +96,7 @@ def test_an_override_arrives_with_its_type():
     "env.workers=3",
   )
   assert s.optim.learning_rate == 1.0 and isinstance(s.optim.learning_rate, float)
-  assert s.engine.buckets == (64, 256)
+  assert s.engine.buckets == (64, 128)
   assert (s.eval.swap, s.eval.arms) == (("random", "base"), ("none",))
   assert s.model.remat is True
   assert dict(s.eval.options) == {"start": "random"}

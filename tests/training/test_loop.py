@@ -23,6 +23,7 @@ UPDATES = 4
 def config(**changes):
   out = lamer_darkroom.get_config("smoke")
   out.train.updates = UPDATES
+  out.train.eval_every = 2
   out.engine.slots = 8
   out.engine.prefill_rows = (8,)
   base.override(out, [f"{key}={value}" for key, value in changes.items()])
