@@ -83,6 +83,7 @@ def arrays(place):
 def command(path, *more):
   flags = [
     f"--config.train.updates={UPDATES}",
+    "--config.train.eval_every=2",
     "--config.engine.slots=8",
     "--config.engine.prefill_rows=(8,)",
   ]
