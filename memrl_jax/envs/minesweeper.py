@@ -291,7 +291,7 @@ class Clicker:
     self, board: dict[Cell, str], closed: list[Cell], mines: set[Cell], safe: set[Cell]
   ) -> Cell:
     """The cell to open, given what the memory names."""
-    raise NotImplementedError
+    raise TypeError(f"{type(self).__name__} is no player: it lacks this method")
 
 
 class Random(Clicker):
