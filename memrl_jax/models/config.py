@@ -37,7 +37,9 @@ class DecoderConfig:
 
   `sliding_window` w: a token of a local layer sees itself and the w - 1 tokens before it. With
   `global_every` n, layers n, 2n, ... (counted from 1) are global and use `rope_theta`; the others
-  are local and use `local_rope_theta` (Gemma 3: n = 6). n = 0 makes every layer local.
+  are local and use `local_rope_theta` (Gemma 3: n = 6). n = 0 makes every layer local, except the
+  first `local_from` (Qwen2's max_window_layers). `rope_factor` f turns positions p into p / f where
+  `rope_theta` is used.
   """
 
   vocab: int
@@ -49,12 +51,14 @@ class DecoderConfig:
   mlp_dim: int
   rope_theta: float = 10_000.0
   rope_scaling: RopeScaling | None = None
+  rope_factor: float = 1.0
   norm_eps: float = 1e-6
   qk_norm: bool = False
   qkv_bias: bool = False
   tie_embeddings: bool = True
   sliding_window: int | None = None
   global_every: int = 0
+  local_from: int = 0
   local_rope_theta: float | None = None  # None: the local layers use rope_theta
   attention_soft_cap: float | None = None
   final_soft_cap: float | None = None
@@ -77,15 +81,24 @@ class DecoderConfig:
       raise ValueError(f"rotary embedding needs an even head_dim; got {self.head_dim}")
     if self.activation not in ("silu", "gelu_tanh"):
       raise ValueError(f"unknown activation {self.activation!r}; choose 'silu' or 'gelu_tanh'")
-    if self.sliding_window is None and (self.global_every or self.local_rope_theta is not None):
-      raise ValueError("global_every and local_rope_theta need a sliding_window")
+    if self.sliding_window is None and (
+      self.global_every or self.local_from or self.local_rope_theta is not None
+    ):
+      raise ValueError("global_every, local_from and local_rope_theta need a sliding_window")
+    if self.global_every < 0 or not 0 <= self.local_from <= self.layers:
+      raise ValueError(
+        f"global_every must be at least 0, and local_from between 0 and {self.layers} layers; got "
+        f"{self.global_every} and {self.local_from}"
+      )
+    if self.rope_factor != 1 and self.rope_scaling is not None:
+      raise ValueError("rope_factor and rope_scaling exclude each other; leave one at its default")
     if self.sliding_window is not None and self.sliding_window < 1:
       raise ValueError(f"sliding_window must be at least 1 token; got {self.sliding_window}")
     for name in ("attention_soft_cap", "final_soft_cap", "local_rope_theta", "query_scale"):
       value = getattr(self, name)
       if value is not None and not value > 0:
         raise ValueError(f"{name} must be positive or None; got {value}")
-    for name in ("rope_theta", "norm_eps", "embed_scale"):
+    for name in ("rope_theta", "rope_factor", "norm_eps", "embed_scale"):
       if not getattr(self, name) > 0:
         raise ValueError(f"{name} must be positive; got {getattr(self, name)}")
 
@@ -110,8 +123,10 @@ class DecoderConfig:
     """For each layer: does it attend through the sliding window?"""
     if self.sliding_window is None:
       return (False,) * self.layers
-    every = self.global_every
-    return tuple(every == 0 or (layer + 1) % every != 0 for layer in range(self.layers))
+    every, first = self.global_every, self.local_from
+    return tuple(
+      layer >= first and (every == 0 or (layer + 1) % every != 0) for layer in range(self.layers)
+    )
 
   @property
   def parameters(self) -> int:
@@ -142,15 +157,19 @@ def rope_frequencies(cfg: DecoderConfig, *, local: bool) -> tuple[float, ...]:
   """Angle per position of each of the d/2 rotary pairs, radians.
 
       f_i = theta^(-2i/d);  Llama 3: f_i / factor below the low band, f_i above the high band,
-      linear in original_max_position / wavelength between them.
+      linear in original_max_position / wavelength between them;  `rope_factor`: f_i / rope_factor.
 
-  RoFormer (2104.09864) Eq. 15; Llama 3.1 scaling as in `transformers.modeling_rope_utils`.
+  Layers with a base of their own are never scaled. RoFormer (2104.09864) Eq. 15; position
+  interpolation (2306.15595) Eq. 4; Llama 3.1 as in `transformers.modeling_rope_utils`.
   """
-  theta = cfg.local_rope_theta if local and cfg.local_rope_theta is not None else cfg.rope_theta
+  own_base = local and cfg.local_rope_theta is not None
+  theta = cfg.local_rope_theta if own_base else cfg.rope_theta
   base = [theta ** (-2 * i / cfg.head_dim) for i in range(cfg.head_dim // 2)]
   scaling = cfg.rope_scaling
-  if scaling is None or local:
+  if own_base:
     return tuple(base)
+  if scaling is None:
+    return tuple(frequency / cfg.rope_factor for frequency in base)
 
   def stretch(frequency: float) -> float:
     turns = scaling.original_max_position * frequency / (2 * math.pi)

@@ -1,16 +1,27 @@
-"""Weight files: a directory with `model.safetensors` and `config.json`, named as Hugging Face names Qwen3.
+"""Checkpoints: a directory with `config.json` and safetensors, in one file or several, as Hugging Face's.
 
-Our params fuse what Hugging Face keeps apart (`decoder.Layer`), and Hugging Face stores a projection
-as [out, in]; this file is the only place that knows both layouts.
+Our params fuse what Hugging Face keeps apart (`decoder.Layer`) and stack the layers, and Hugging
+Face stores a projection as [out, in]; this file is the only place that knows both layouts. Reading
+goes tensor by tensor: the host never holds more than one layer besides the arrays themselves.
+
+Precision. `dtype` is the type of every parameter, and with it of the residual stream, keys and
+values. Always float32: the mean square and scale of a norm, rotary angles, attention scores and
+their softmax, logits and log-probs. bfloat16 rounds the attention weights once, before they meet
+the values.
 
 Letters: L layers, D width, K key-value heads, G query heads per key-value head, d head width.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import pathlib
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import jax
@@ -20,11 +31,118 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from memrl_jax.models import policy
+from memrl_jax.models import huggingface, policy
 from memrl_jax.models.config import DecoderConfig
 
+Dtype = Literal["float32", "bfloat16"]
+Place = Callable[[Any, jax.ShapeDtypeStruct], jax.sharding.Sharding]
+
 _TENSORS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
 _CONFIG = "config.json"
+_OURS = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
+_STORAGE = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+_READABLE = (np.float32, np.float16, np.float64, ml_dtypes.bfloat16)
+# What an export takes along from the directory that the weights came from.
+_COMPANIONS = (
+  "generation_config.json",
+  "tokenizer.json",
+  "tokenizer.model",
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+  "added_tokens.json",
+  "vocab.json",
+  "merges.txt",
+  "chat_template.jinja",
+  "chat_template.json",
+  "LICENSE",
+  "NOTICE",
+)
+_CONFIG_COMPANIONS = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
+
+
+def load_directory(
+  path: str | os.PathLike[str], *, dtype: Dtype = "float32", place: Place | None = None
+) -> tuple[DecoderConfig, policy.Params]:
+  """Read a checkpoint, ours or Hugging Face's; every parameter comes back as `dtype`.
+
+  `place` gives the sharding of a parameter by its path in the params tree and its shape; without
+  it, parameters lie on the default device. Raises FileNotFoundError for a missing file, and
+  ValueError, in one sentence, for an architecture or field that is not known, or a tensor that is
+  missing, unexpected or of the wrong shape.
+  """
+  folder = pathlib.Path(path)
+  fields = _read_json(folder, _CONFIG)
+  cfg = huggingface.config_from_fields(fields, source=str(folder / _CONFIG))
+  source = folder / (_TENSORS if (folder / _TENSORS).is_file() else _INDEX)
+  with _Files(folder) as files:
+    plain = huggingface.text_names(files.names)
+    return cfg, from_reader(
+      cfg,
+      plain,
+      lambda name: files.read(plain[name]),
+      source=str(source),
+      dtype=dtype,
+      place=place,
+    )
+
+
+def from_reader(
+  cfg: DecoderConfig,
+  names: Iterable[str],
+  read: Callable[[str], np.ndarray],
+  *,
+  source: str,
+  dtype: Dtype = "float32",
+  place: Place | None = None,
+) -> policy.Params:
+  """Params from anything that can hand out tensors by Hugging Face's name, one at a time.
+
+  Args:
+    names: the tensors there are, named as in `huggingface.tensor_shapes`.
+    read: tensor of a name, in Hugging Face's layout; asked for in the order of the layers.
+    source: names the file in errors.
+
+  Raises:
+    ValueError: a tensor is missing, unexpected, of the wrong shape or not of floating point.
+  """
+  expected, names = huggingface.tensor_shapes(cfg), set(names)
+  _check_names(cfg, expected, names, source)
+  storage = _STORAGE[dtype]
+
+  def get(name: str) -> np.ndarray:
+    tensor = np.asarray(read(name))
+    if tensor.shape != expected[name]:
+      raise ValueError(
+        f"{source}: {name} has shape {tensor.shape}, but {_CONFIG} asks for {expected[name]}"
+      )
+    if tensor.dtype not in _READABLE:
+      raise ValueError(
+        f"{source}: {name} is {tensor.dtype}, which is no plain floating point; load the checkpoint "
+        "that was not quantised"
+      )
+    return tensor
+
+  shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, storage), policy.shapes(cfg))
+  shardings = jax.tree_util.tree_map_with_path(place or (lambda path, leaf: None), shapes)
+
+  def array(name: str, sharding: jax.sharding.Sharding | None) -> jax.Array:
+    return _put(np.array(get(name), storage), sharding)
+
+  params = {"embedding": array(huggingface.EMBEDDING, shardings["embedding"])}
+  params["layers"] = _read_layers(cfg, get, shapes["layers"], shardings["layers"])
+  final = array(huggingface.FINAL_NORM, shardings["final_norm"]["weight"])
+  params["final_norm"] = {"weight": final}
+  if not cfg.tie_embeddings:
+    params["head"] = array(huggingface.HEAD, shardings["head"])
+  elif huggingface.HEAD in names and not np.array_equal(
+    read(huggingface.HEAD), read(huggingface.EMBEDDING)
+  ):
+    raise ValueError(
+      f"{source}: {huggingface.HEAD} differs from {huggingface.EMBEDDING}, but {_CONFIG} ties them; "
+      "set tie_word_embeddings to false"
+    )
+  return params
 
 
 def save_directory(
@@ -32,208 +150,267 @@ def save_directory(
   cfg: DecoderConfig,
   params: policy.Params,
   *,
-  dtype: Literal["float32", "bfloat16"] = "float32",
+  dtype: Dtype = "float32",
+  shard_bytes: int = 5 * 10**9,
+  source: str | os.PathLike[str] | None = None,
 ) -> None:
   """Write `cfg` and `params` so that `load_directory`, and transformers, read them back.
 
-  Each file is written aside and then renamed, so a reader never meets half a file. Raises
-  ValueError if the architecture is not a Qwen3.
+  Up to `shard_bytes` of tensors make one file; more make several and an index. With `source`, the
+  directory that the weights came from, its tokenizer, generation config and special token ids go
+  along. Each file is written aside and then renamed, so a reader never meets half a file. Raises
+  ValueError if no architecture of Hugging Face describes `cfg`.
   """
-  fields = _config_fields(cfg, dtype)
+  fields = huggingface.fields_from_config(cfg, dtype)
   folder = pathlib.Path(path)
   folder.mkdir(parents=True, exist_ok=True)
-  storage = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}[dtype]
-  tensors = {
-    name: np.ascontiguousarray(tensor, dtype=storage)
-    for name, tensor in to_tensors(cfg, params).items()
-  }
-  aside = folder / (_TENSORS + ".part")
-  safetensors.numpy.save_file(tensors, aside, metadata={"format": "pt"})
-  os.replace(aside, folder / _TENSORS)
-  aside = folder / (_CONFIG + ".part")
-  aside.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
-  os.replace(aside, folder / _CONFIG)
-
-
-def load_directory(path: str | os.PathLike[str]) -> tuple[DecoderConfig, policy.Params]:
-  """Read a checkpoint of `save_directory`; params come back float32.
-
-  Raises FileNotFoundError for a missing file, and ValueError, in one sentence, for an architecture
-  or field that is not known, or a tensor that is missing, unexpected or of the wrong shape.
-  """
-  folder = pathlib.Path(path)
-  for name in (_CONFIG, _TENSORS):
-    if not (folder / name).is_file():
-      raise FileNotFoundError(
-        f"{folder} has no {name}; a checkpoint needs {_CONFIG} and {_TENSORS}"
-      )
-  cfg = _read_config(folder / _CONFIG)
-  try:
-    with safetensors.safe_open(folder / _TENSORS, framework="flax") as file:
-      tensors = {name: np.asarray(file.get_tensor(name), np.float32) for name in file.keys()}  # noqa: SIM118
-  except safetensors.SafetensorError as error:
-    raise ValueError(f"{folder / _TENSORS} is not a safetensors file: {error}") from error
-  return cfg, from_tensors(cfg, tensors, source=str(folder / _TENSORS))
+  if source is not None:
+    fields |= _companions(pathlib.Path(source), folder)
+  storage, shapes = _STORAGE[dtype], huggingface.tensor_shapes(cfg)
+  size = {name: int(np.prod(shape)) * storage.itemsize for name, shape in shapes.items()}
+  files = _plan_files(size, shard_bytes)
+  parts: dict[str, np.ndarray] = {}
+  for name, tensor in _tensors(cfg, params):
+    parts[name] = np.ascontiguousarray(tensor, dtype=storage)
+    done = next((file for file, held in files.items() if held == list(parts)), None)
+    if done is not None:
+      aside = folder / (done + ".part")
+      safetensors.numpy.save_file(parts, aside, metadata={"format": "pt"})
+      os.replace(aside, folder / done)
+      parts = {}
+  if len(files) > 1:
+    where = {name: file for file, held in files.items() for name in held}
+    index = {"metadata": {"total_size": sum(size.values())}, "weight_map": where}
+    _write_json(folder / _INDEX, index)
+    files[_INDEX] = []
+  for stale in folder.glob("model*.safetensors*"):
+    if re.fullmatch(_OURS, stale.name) and stale.name not in files:
+      stale.unlink(missing_ok=True)
+  _write_json(folder / _CONFIG, fields)
 
 
 def to_tensors(cfg: DecoderConfig, params: policy.Params) -> dict[str, np.ndarray]:
   """Params -> Hugging Face names and layouts, one tensor a layer and projection."""
-  params = jax.tree.map(np.asarray, params)
-  D, G, layers = cfg.dim, cfg.groups, params["layers"]
-  tensors = {
-    "model.embed_tokens.weight": params["embedding"],
-    "model.norm.weight": params["final_norm"]["weight"],
-  }
+  return dict(_tensors(cfg, params))
+
+
+def _tensors(cfg: DecoderConfig, params: policy.Params) -> Iterator[tuple[str, np.ndarray]]:
+  """`to_tensors`, one at a time and in the order of `huggingface.tensor_shapes`."""
+  yield huggingface.EMBEDDING, np.asarray(params["embedding"])
+  for index in range(cfg.layers):
+    layer = jax.tree.map(lambda leaf, index=index: np.asarray(leaf[index]), params["layers"])
+    split = _split_layer(cfg, layer)
+    for name in huggingface.layer_shapes(cfg):
+      yield huggingface.layer_name(index, name), split[name]
+  yield huggingface.FINAL_NORM, np.asarray(params["final_norm"]["weight"])
   if not cfg.tie_embeddings:
-    tensors["lm_head.weight"] = params["head"]
-  for layer in range(cfg.layers):
-    qkv_DKgd, out = layers["qkv"][layer], layers["out"][layer]
-    gate_up = layers["gate_up"][layer]
-    tensors |= {
-      _layer_name(layer, name): tensor
-      for name, tensor in {
-        "self_attn.q_proj": qkv_DKgd[:, :, :G].reshape(D, -1).T,
-        "self_attn.k_proj": qkv_DKgd[:, :, G].reshape(D, -1).T,
-        "self_attn.v_proj": qkv_DKgd[:, :, G + 1].reshape(D, -1).T,
-        "self_attn.o_proj": out.reshape(-1, D).T,
-        "self_attn.q_norm": layers["query_norm"]["weight"][layer],
-        "self_attn.k_norm": layers["key_norm"]["weight"][layer],
-        "mlp.gate_proj": gate_up[:, 0].T,
-        "mlp.up_proj": gate_up[:, 1].T,
-        "mlp.down_proj": layers["down"][layer].T,
-        "input_layernorm": layers["attention_norm"]["weight"][layer],
-        "post_attention_layernorm": layers["mlp_norm"]["weight"][layer],
-      }.items()
-    }
-  return tensors
+    yield huggingface.HEAD, np.asarray(params["head"])
 
 
-def from_tensors(
-  cfg: DecoderConfig, tensors: dict[str, np.ndarray], *, source: str
+def _split_layer(cfg: DecoderConfig, layer: policy.Params) -> dict[str, np.ndarray]:
+  D, G = cfg.dim, cfg.groups
+  split = {
+    "self_attn.o_proj.weight": layer["out"].reshape(-1, D).T,
+    "mlp.gate_proj.weight": layer["gate_up"][:, 0].T,
+    "mlp.up_proj.weight": layer["gate_up"][:, 1].T,
+    "mlp.down_proj.weight": layer["down"].T,
+  }
+  for name, heads in _heads(G).items():
+    split[f"self_attn.{name}.weight"] = layer["qkv"][:, :, heads].reshape(D, -1).T
+    if cfg.qkv_bias:
+      split[f"self_attn.{name}.bias"] = layer["qkv_bias"][:, heads].reshape(-1)
+  for ours, theirs in huggingface.norm_names(cfg).items():
+    split[theirs] = layer[ours]["weight"]
+  return split
+
+
+def _fuse_layer(
+  cfg: DecoderConfig, get: Callable[[str], np.ndarray], storage: np.dtype
 ) -> policy.Params:
-  """Inverse of `to_tensors`; `source` names the file in errors."""
-  _check_tensors(cfg, tensors, source)
-  D, K, G, d = cfg.dim, cfg.kv_heads, cfg.groups, cfg.head_dim
-
-  def stacked(name, form=lambda tensor: tensor):
-    return jnp.asarray(np.stack([form(tensors[_layer_name(i, name)]) for i in range(cfg.layers)]))
-
-  def heads(name, per_head):
-    return stacked(name, lambda tensor: tensor.T.reshape(D, K, per_head, d))
-
-  layers = {
-    "qkv": jnp.concatenate(
-      [
-        heads("self_attn.q_proj", G),
-        heads("self_attn.k_proj", 1),
-        heads("self_attn.v_proj", 1),
-      ],
-      axis=3,
-    ),
-    "out": stacked("self_attn.o_proj", lambda tensor: tensor.T.reshape(K, G, d, D)),
-    "gate_up": jnp.stack(
-      [stacked("mlp.gate_proj", np.transpose), stacked("mlp.up_proj", np.transpose)], axis=2
-    ),
-    "down": stacked("mlp.down_proj", np.transpose),
-    "query_norm": {"weight": stacked("self_attn.q_norm")},
-    "key_norm": {"weight": stacked("self_attn.k_norm")},
-    "attention_norm": {"weight": stacked("input_layernorm")},
-    "mlp_norm": {"weight": stacked("post_attention_layernorm")},
-  }
-  params = {
-    "embedding": jnp.asarray(tensors["model.embed_tokens.weight"]),
-    "final_norm": {"weight": jnp.asarray(tensors["model.norm.weight"])},
-    "layers": layers,
-  }
-  if not cfg.tie_embeddings:
-    params["head"] = jnp.asarray(tensors["lm_head.weight"])
-  return params
+  """Inverse of `_split_layer`; the arrays are new."""
+  D, K, G, d, M = cfg.dim, cfg.kv_heads, cfg.groups, cfg.head_dim, cfg.mlp_dim
+  qkv, out = np.empty((D, K, G + 2, d), storage), np.empty((K, G, d, D), storage)
+  gate_up, down = np.empty((D, 2, M), storage), np.empty((M, D), storage)
+  bias = np.empty((K, G + 2, d), storage)
+  for name, heads in _heads(G).items():
+    tensor = get(f"self_attn.{name}.weight").reshape(K, -1, d, D)
+    for k in range(K):
+      qkv[:, k, heads] = tensor[k].transpose(2, 0, 1)
+    if cfg.qkv_bias:
+      bias[:, heads] = get(f"self_attn.{name}.bias").reshape(K, -1, d)
+  _transpose(get("self_attn.o_proj.weight"), out.reshape(-1, D))
+  _transpose(get("mlp.gate_proj.weight"), gate_up[:, 0])
+  _transpose(get("mlp.up_proj.weight"), gate_up[:, 1])
+  _transpose(get("mlp.down_proj.weight"), down)
+  layer = {"qkv": qkv, "out": out, "gate_up": gate_up, "down": down}
+  for ours, theirs in huggingface.norm_names(cfg).items():
+    layer[ours] = {"weight": np.array(get(theirs), storage)}
+  return layer | ({"qkv_bias": bias} if cfg.qkv_bias else {})
 
 
-def _layer_name(layer: int, name: str) -> str:
-  return f"model.layers.{layer}.{name}.weight"
+def _heads(G: int) -> dict[str, slice]:
+  """Which of the G + 2 heads of a group each projection makes."""
+  return {"q_proj": slice(0, G), "k_proj": slice(G, G + 1), "v_proj": slice(G + 1, G + 2)}
 
 
-def _check_tensors(cfg: DecoderConfig, tensors: dict[str, np.ndarray], source: str) -> None:
-  empty = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), policy.shapes(cfg))
-  expected = {name: tensor.shape for name, tensor in to_tensors(cfg, empty).items()}
-  missing = sorted(set(expected) - set(tensors))
+def _transpose(tensor: np.ndarray, into: np.ndarray, block: int = 256) -> None:
+  # In blocks of rows: a transposed copy of a whole large matrix misses the cache at every element.
+  for start in range(0, len(tensor), block):
+    into[:, start : start + block] = tensor[start : start + block].T
+
+
+def _read_layers(
+  cfg: DecoderConfig, get: Callable[[str], np.ndarray], shapes: Any, shardings: Any
+) -> policy.Params:
+  """Fill the stacked layers in place, one layer after the other."""
+
+  def one(sharding: jax.sharding.Sharding | None) -> jax.sharding.Sharding | None:
+    """The sharding of a single layer [1, ...]: the stack's, but for the leading axis."""
+    if isinstance(sharding, jax.sharding.NamedSharding):
+      spec = jax.sharding.PartitionSpec(None, *sharding.spec[1:])
+      return jax.sharding.NamedSharding(sharding.mesh, spec)
+    return sharding
+
+  none = {"is_leaf": lambda leaf: leaf is None}
+  single = jax.tree.map(one, shardings, **none)
+  placed = shardings if any(leaf is not None for leaf in jax.tree.leaves(shardings)) else None
+  empty = functools.partial(jax.tree.map, lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+  stack = jax.jit(empty, out_shardings=placed)()
+  fill = jax.jit(_fill, donate_argnums=0, out_shardings=placed)
+  for index in range(cfg.layers):
+    layer = _fuse_layer(
+      cfg,
+      lambda name, index=index: get(huggingface.layer_name(index, name)),
+      jax.tree.leaves(shapes)[0].dtype,
+    )
+    layer = jax.tree.map(lambda leaf, sharding: _put(leaf[None], sharding), layer, single)
+    stack = fill(stack, layer, np.int32(index))
+    jax.block_until_ready(stack)  # or the next layers pile up on the host
+  return stack
+
+
+def _fill(stack: policy.Params, layer: policy.Params, index: jax.Array) -> policy.Params:
+  return jax.tree.map(
+    lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, index, 0), stack, layer
+  )
+
+
+def _put(tensor: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:
+  if sharding is None:
+    return jnp.asarray(tensor)
+  return jax.make_array_from_callback(tensor.shape, sharding, lambda index: tensor[index])
+
+
+def _check_names(
+  cfg: DecoderConfig, expected: dict[str, Any], names: set[str], source: str
+) -> None:
+  missing = [name for name in expected if name not in names]
   if missing:
     raise ValueError(
       f"{source} lacks {len(missing)} of {len(expected)} tensors, first {missing[0]}; "
       f"does {_CONFIG} belong to it?"
     )
-  unexpected = sorted(set(tensors) - set(expected))
+  tied = {huggingface.HEAD} if cfg.tie_embeddings else set()
+  unexpected = sorted(names - set(expected) - tied)
   if unexpected:
     raise ValueError(
       f"{source} has {len(unexpected)} tensors that {_CONFIG} does not name, first {unexpected[0]}"
     )
-  for name, shape in expected.items():
-    if tensors[name].shape != shape:
-      raise ValueError(
-        f"{source}: {name} has shape {tensors[name].shape}, but {_CONFIG} asks for {shape}"
+
+
+class _Files:
+  """The safetensors of a directory; at most one is open, so that the pages of the others are free."""
+
+  def __init__(self, folder: pathlib.Path):
+    self._folder, self._file, self._open = folder, "", contextlib.ExitStack()
+    if (folder / _TENSORS).is_file():
+      self._where = dict.fromkeys(self._names(_TENSORS), _TENSORS)
+      return
+    if not (folder / _INDEX).is_file():
+      raise FileNotFoundError(
+        f"{folder} has no {_TENSORS} and no {_INDEX}; a checkpoint needs {_CONFIG} and one of them"
       )
+    self._where = _read_json(folder, _INDEX).get("weight_map")
+    if not isinstance(self._where, dict) or not self._where:
+      raise ValueError(f"{folder / _INDEX} has no weight_map")
+    for file in sorted(set(self._where.values())):
+      promised = {name for name, where in self._where.items() if where == file}
+      if not (folder / file).is_file():
+        raise FileNotFoundError(
+          f"{folder} has no {file}, where {_INDEX} puts {len(promised)} tensors, first "
+          f"{min(promised)}; fetch that file again"
+        )
+      lost = promised - set(self._names(file))
+      if lost:
+        raise ValueError(f"{folder / file} lacks {min(lost)}, which {_INDEX} puts there")
+
+  @property
+  def names(self) -> list[str]:
+    return list(self._where)
+
+  def read(self, name: str) -> np.ndarray:
+    return self._reader(self._where[name]).get_tensor(name)
+
+  def _names(self, file: str) -> list[str]:
+    return list(self._reader(file).keys())
+
+  def _reader(self, file: str) -> Any:
+    if file != self._file:
+      self._open.close()
+      try:
+        opened = safetensors.safe_open(self._folder / file, framework="numpy")
+      except safetensors.SafetensorError as error:
+        raise ValueError(
+          f"{self._folder / file} is not a safetensors file, or was cut short: {error}"
+        ) from error
+      self._current, self._file = self._open.enter_context(opened), file
+    return self._current
+
+  def __enter__(self) -> _Files:
+    return self
+
+  def __exit__(self, *error: Any) -> None:
+    self._open.close()
 
 
-def _config_fields(cfg: DecoderConfig, dtype: str) -> dict[str, Any]:
-  fields = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": cfg.vocab,
-    "hidden_size": cfg.dim,
-    "num_hidden_layers": cfg.layers,
-    "num_attention_heads": cfg.heads,
-    "num_key_value_heads": cfg.kv_heads,
-    "head_dim": cfg.head_dim,
-    "intermediate_size": cfg.mlp_dim,
-    "rope_theta": cfg.rope_theta,
-    "rope_parameters": {"rope_type": "default", "rope_theta": cfg.rope_theta},
-    "rms_norm_eps": cfg.norm_eps,
-    "tie_word_embeddings": cfg.tie_embeddings,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "use_sliding_window": False,
-    "max_position_embeddings": 32768,
-    "dtype": dtype,
+def _plan_files(size: dict[str, int], shard_bytes: int) -> dict[str, list[str]]:
+  """File -> its tensors, in order; a tensor larger than `shard_bytes` has a file of its own."""
+  groups: list[list[str]] = [[]]
+  room = shard_bytes
+  for name, needed in size.items():
+    if needed > room and groups[-1]:
+      groups.append([])
+      room = shard_bytes
+    groups[-1].append(name)
+    room -= needed
+  if len(groups) == 1:
+    return {_TENSORS: groups[0]}
+  return {
+    f"model-{number:05}-of-{len(groups):05}.safetensors": group
+    for number, group in enumerate(groups, 1)
   }
-  if _from_fields(fields) != cfg:
-    raise ValueError(f"only the Qwen3 architecture can be saved; this decoder is not one: {cfg}")
-  return fields
 
 
-def _from_fields(fields: dict[str, Any]) -> DecoderConfig:
-  return DecoderConfig(
-    vocab=fields["vocab_size"],
-    dim=fields["hidden_size"],
-    layers=fields["num_hidden_layers"],
-    heads=fields["num_attention_heads"],
-    kv_heads=fields["num_key_value_heads"],
-    head_dim=fields["head_dim"],
-    mlp_dim=fields["intermediate_size"],
-    rope_theta=fields["rope_theta"],
-    norm_eps=fields["rms_norm_eps"],
-    tie_embeddings=fields["tie_word_embeddings"],
-    qk_norm=True,
-  )
+def _companions(source: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:
+  """Copies the files beside the weights; returns the fields of config.json that go along."""
+  for name in _COMPANIONS:
+    if (source / name).is_file() and source.resolve() != folder.resolve():
+      shutil.copyfile(source / name, folder / name)
+  fields = _read_json(source, _CONFIG)
+  fields = fields | (fields.get("text_config") or {})
+  return {name: fields[name] for name in _CONFIG_COMPANIONS if fields.get(name) is not None}
 
 
-def _read_config(path: pathlib.Path) -> DecoderConfig:
-  """The config of one of our own checkpoints: every field must be the one we would have written."""
+def _read_json(folder: pathlib.Path, name: str) -> dict[str, Any]:
+  if not (folder / name).is_file():
+    raise FileNotFoundError(f"{folder} has no {name}; a checkpoint needs {_CONFIG} and {_TENSORS}")
   try:
-    fields = json.loads(path.read_text())
+    return json.loads((folder / name).read_text("utf-8"))
   except json.JSONDecodeError as error:
-    raise ValueError(f"{path} is not JSON: {error}") from error
-  architectures = fields.get("architectures")
-  if architectures != ["Qwen3ForCausalLM"]:
-    raise ValueError(f"{path}: unknown architecture {architectures}; known: Qwen3ForCausalLM")
-  try:
-    cfg = _from_fields(fields)
-    expected = _config_fields(cfg, fields["dtype"])
-  except KeyError as error:
-    raise ValueError(f"{path} lacks the field {error}") from error
-  for name in sorted(set(fields) | set(expected)):
-    if fields.get(name) != expected.get(name):
-      raise ValueError(
-        f"{path}: {name} = {fields.get(name)!r} is not supported; expected {expected.get(name)!r}"
-      )
-  return cfg
+    raise ValueError(f"{folder / name} is not JSON: {error}") from error
+
+
+def _write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+  aside = path.with_name(path.name + ".part")
+  aside.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", "utf-8")
+  os.replace(aside, path)
