@@ -1,4 +1,4 @@
-"""Who answers a trial's prompts: a language model, scripted players, or a mock for tests."""
+"""Who answers a trial's prompts: a language model here or on a server, scripted players, a mock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from memrl_jax.envs import base
 from memrl_jax.rollout.trial import Answer, Generate, VoidTrial
-from memrl_jax.sampling import chat, engine
+from memrl_jax.sampling import chat, engine, remote
 from memrl_jax.types import Message, Sample, Trial
 
 _EMPTY = np.zeros(0, np.int32)
@@ -33,6 +33,10 @@ class SamplingConfig:
     if self.top_k < 0 or self.play_tokens < 1 or self.reflect_tokens < 1:
       raise ValueError("top_k must be >= 0 and token budgets >= 1 (play_tokens, reflect_tokens)")
 
+  def tokens(self, request: Generate) -> int:
+    """The budget of an answer."""
+    return self.play_tokens if request.phase == "play" else self.reflect_tokens
+
   def check_trainable(self) -> None:
     """Raises ValueError where the sampled distribution is not the one the trainer computes."""
     if self.top_p < 1 or self.top_k > 0 or self.temperature == 0:
@@ -44,11 +48,7 @@ class SamplingConfig:
 
 
 class LanguagePolicy:
-  """A language model behind the sampling engine.
-
-  A prompt that does not fit the context loses its oldest memory first, then the oldest turns of the
-  current attempt; if the bare prompt does not fit, the trial is void.
-  """
+  """A language model behind the sampling engine; `fit` says what happens to a prompt too long."""
 
   def __init__(
     self, sampler: engine.Engine, text: chat.Chat, config: SamplingConfig, max_context: int
@@ -58,8 +58,8 @@ class LanguagePolicy:
 
   def submit(self, trial: Trial, request: Generate, key: np.ndarray) -> int:
     config = self._config
-    budget = config.play_tokens if request.phase == "play" else config.reflect_tokens
-    messages, view, prompt = self._fit(request, self._max_context - budget)
+    budget = config.tokens(request)
+    messages, view, prompt = fit(request, self._chat, self._max_context - budget)
     ticket = self._engine.submit(
       engine.Request(
         key=key,
@@ -83,22 +83,104 @@ class LanguagePolicy:
       answers.append((ticket, Answer(sample, messages, view)))
     return answers
 
-  def _fit(self, request: Generate, limit: int) -> tuple[list[Message], base.View, np.ndarray]:
-    view = request.view
-    while True:
-      messages = request.build(view)
-      prompt = self._chat.encode(messages)
-      if len(prompt) <= limit:
-        return messages, view, prompt
-      if view.past:
-        view = view._replace(past=view.past[1:])
-      elif len(view.current.steps) > 1:
-        shorter = dataclasses.replace(view.current, steps=view.current.steps[1:])
-        view = view._replace(current=shorter)
-      else:
-        raise VoidTrial(
-          f"prompt of {len(prompt)} tokens does not fit {limit}; raise config.engine.buckets"
-        )
+
+def fit(
+  request: Generate, text: chat.Chat, limit: int
+) -> tuple[list[Message], base.View, np.ndarray]:
+  """Messages, what was shown and prompt ids, at most `limit` of them.
+
+  A longer prompt loses its oldest memory first, then the oldest turns of the current attempt.
+
+  Raises:
+    VoidTrial: even the bare prompt is longer.
+  """
+  view = request.view
+  while True:
+    messages = request.build(view)
+    prompt = text.encode(messages)
+    if len(prompt) <= limit:
+      return messages, view, prompt
+    if view.past:
+      view = view._replace(past=view.past[1:])
+    elif len(view.current.steps) > 1:
+      shorter = dataclasses.replace(view.current, steps=view.current.steps[1:])
+      view = view._replace(current=shorter)
+    else:
+      raise VoidTrial(
+        f"prompt of {len(prompt)} tokens does not fit {limit}; raise config.engine.buckets"
+      )
+
+
+class RemotePolicy:
+  """A language model behind a server; the same requests and keys as `LanguagePolicy`.
+
+  A server that takes ids gets the ids that `text` makes, cut to `max_context`. One that takes text
+  gets whole prompts and renders them itself; then `text` may be None, and the turns carry no ids.
+  Where the server fails for good, the trial is void.
+  """
+
+  def __init__(
+    self,
+    client: remote.Client,
+    text: chat.Chat | None,
+    config: SamplingConfig,
+    max_context: int,
+  ):
+    if text is None and not client.reads_text:
+      raise ValueError(f"{client.url} takes token ids, so its policy needs the model's tokenizer")
+    self._client, self._chat, self._config, self._max_context = client, text, config, max_context
+    self._waiting: dict[int, tuple[list[Message], base.View, np.ndarray]] = {}
+
+  def submit(self, trial: Trial, request: Generate, key: np.ndarray) -> int:
+    config = self._config
+    budget = config.tokens(request)
+    if self._client.reads_text:
+      messages, view, prompt = request.build(request.view), request.view, _EMPTY
+    else:
+      messages, view, prompt = fit(request, self._chat, self._max_context - budget)
+    ticket = self._client.submit(
+      remote.Ask(
+        key=key,
+        max_tokens=budget,
+        prompt=prompt,
+        messages=messages,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        stop=self._chat.stop_ids if self._chat else (),
+      )
+    )
+    self._waiting[ticket] = (messages, view, prompt)
+    return ticket
+
+  def poll(self) -> list[tuple[int, Answer]]:
+    answers: list[tuple[int, Answer]] = []
+    for ticket, reply in self._client.poll():
+      messages, view, prompt = self._waiting.pop(ticket)
+      if isinstance(reply, remote.Failure):
+        answers.append((ticket, _NoAnswer(reply.reason)))
+        continue
+      trainable = len(reply.ids) > 0
+      sample = Sample(
+        self._chat.decode(reply.ids) if trainable else reply.text,
+        prompt if trainable else _EMPTY,
+        reply.ids,
+        reply.logps,
+        reply.finish,
+        self._config.temperature,
+      )
+      answers.append((ticket, Answer(sample, messages, view)))
+    return answers
+
+
+class _NoAnswer:
+  """Stands where an answer would: whichever trial looks at it is void, and no other."""
+
+  def __init__(self, reason: str):
+    self._reason = reason
+
+  def __getattr__(self, name: str) -> None:
+    raise VoidTrial(f"remote policy: {self._reason}")
 
 
 class TextPolicy:
