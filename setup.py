@@ -14,7 +14,7 @@ setuptools.setup(
   packages=[
     *setuptools.find_packages(include=["memrl_jax*"]),
     "memrl_kernels",
-    "memrl_kernels.token_logprob",
+    *(f"memrl_kernels.{name}" for name in setuptools.find_packages("kernels")),
   ],
   package_dir={"memrl_kernels": "kernels"},
   package_data={"memrl_jax": ["models/assets/**/*", "envs/panels/*.json", "training/report.html"]},

@@ -41,7 +41,7 @@ def darkroom(config: Config, variant: str) -> None:
     config.train.updates = 300
   else:
     config.optim.learning_rate = 3e-4  # [T]
-    config.train.updates = 60  # [T]
+    config.train.updates = 120  # [T]: after 60, cross-episode credit does not show yet
     config.sampling.play_tokens = 8  # 2 moves are 5 tokens
     _pack(config, length=128, rows=5, context=64)  # prompts of 15-51 tokens
   if variant == "heldout":
@@ -67,6 +67,7 @@ def minesweeper(config: Config, variant: str) -> None:
     config.sampling.play_tokens = 8  # one click is 4 tokens
     _pack(config, length=160, rows=3, context=80)  # prompts of 50-90 tokens, two rows a sequence
   if variant == "mines5":
+    config.model.checkpoint = "tiny:minesweeper5"  # a clone for this board [T]
     config.env.size = 4  # [us]: a solver wins .22 in every attempt, and .22/.67/.94 with memory
     config.env.mines = 5
     config.env.turns = 10

@@ -1,7 +1,7 @@
 """Trains a tiny model from scratch by imitation of scripted players: the warm start of an environment.
 
-    python experiments/tiny/imitate.py --family=darkroom --out=DIR [--steps=N] [--seed=S]
-    python experiments/tiny/imitate.py --family=darkroom --out=DIR --measure-only
+    python experiments/tiny/imitate.py --recipe=darkroom --out=DIR [--steps=N] [--seed=S]
+    python experiments/tiny/imitate.py --recipe=darkroom --out=DIR --measure-only
 
 The players play LaMer's own trials (attempt, reflection, attempt, ...), so the rows are rendered and
 tokenised by the very code that renders rollouts. The result is measured on the `dev` half of the
@@ -44,6 +44,7 @@ DATA, ORDER = 11, 12  # streams of randomness under the seed
 class Recipe:
   """What is imitated and for how long. `mixes`: (share of trials, environment options) of the tasks."""
 
+  family: str
   mixes: tuple[tuple[float, tuple[tuple[str, object], ...]], ...]
   trials: int
   steps: int
@@ -60,8 +61,10 @@ class Recipe:
   player: str = "mixture"
 
 
+_MINES5 = (("size", 4), ("mines", 5), ("turns", 10))
 RECIPES = {
   "darkroom": Recipe(
+    family="darkroom",
     mixes=(
       (0.6, (("start", "center"),)),
       (0.4, (("start", "random"), ("split", "train"))),
@@ -69,10 +72,17 @@ RECIPES = {
     trials=9_000, steps=1000, stop=850, learning_rate=2e-3, layers=3, length=128,
   ),
   "minesweeper": Recipe(
-    mixes=((0.4, (("mines", 3),)), (0.6, (("size", 4), ("mines", 5), ("turns", 10)))),
+    family="minesweeper",
+    mixes=((0.4, (("mines", 3),)), (0.6, _MINES5)),
     trials=9_000, steps=1500, stop=1500, learning_rate=2e-3, layers=4, length=192,
   ),
+  "minesweeper5": Recipe(
+    family="minesweeper",
+    mixes=((1.0, _MINES5),), evaluate=_MINES5,
+    trials=20_000, steps=3500, stop=3500, learning_rate=2e-3, layers=4, length=192,
+  ),
   "sokoban": Recipe(
+    family="sokoban",
     mixes=((0.3, (("boxes", 1),)), (0.7, (("boxes", 2),))),
     trials=9_000, steps=1500, stop=900, learning_rate=2e-3, layers=4, length=192,
   ),
@@ -224,7 +234,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawTextHelpFormatter
   )
-  parser.add_argument("--family", required=True, choices=sorted(RECIPES))
+  parser.add_argument("--recipe", required=True, choices=sorted(RECIPES))
   parser.add_argument("--out", type=pathlib.Path, required=True)
   parser.add_argument("--measure-only", action="store_true", help="measure the checkpoint in --out")
   parser.add_argument("--seed", type=int, default=0)
@@ -232,10 +242,10 @@ def main() -> None:
   for field in ("steps", "stop", "trials", "layers"):
     parser.add_argument(f"--{field}", type=int, default=None)
   args = parser.parse_args()
-  recipe = RECIPES[args.family]
+  recipe = RECIPES[args.recipe]
   given = {f: getattr(args, f) for f in ("steps", "stop", "trials", "layers")}
   recipe = dataclasses.replace(recipe, **{f: v for f, v in given.items() if v is not None})
-  family = env_base.family(args.family)
+  family = env_base.family(recipe.family)
   text = chat.load(tiny.tokenizer_directory())
   log = functools.partial(print, flush=True)
 

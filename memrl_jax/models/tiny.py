@@ -1,7 +1,7 @@
-"""The tiny models that ship inside the package: one checkpoint per environment family, one tokenizer.
+"""The tiny models that ship inside the package: one checkpoint a warm start, one tokenizer for all.
 
-They are made by `experiments/tiny/`; a later environment gets a checkpoint of its own and never
-changes an earlier one.
+They are made by `experiments/tiny/`. Every environment family has one under its own name; a task that
+needs another start (`minesweeper5`) or a later environment gets its own and never changes an earlier one.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ def is_tiny(checkpoint: pathlib.Path) -> bool:
 
 
 def shipped() -> list[str]:
-  """Families that have a checkpoint."""
+  """Names of the checkpoints."""
   return sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
 
 
-def directory(family: str) -> pathlib.Path:
-  """Where the checkpoint of this environment family lies.
+def directory(name: str) -> pathlib.Path:
+  """Where the checkpoint of this name lies.
 
   Raises:
     ValueError: none is shipped for it.
   """
-  if family not in shipped():
+  if name not in shipped():
     raise ValueError(
-      f"no tiny checkpoint is shipped for {family!r}; there is one for "
+      f"no tiny checkpoint is shipped for {name!r}; there is one for "
       f"{', '.join(shipped()) or 'no environment yet'} (config.model.checkpoint)"
     )
-  return ASSETS / family
+  return ASSETS / name
 
 
-def load(family: str) -> tuple[Any, Any]:
-  """(DecoderConfig, params) of the shipped checkpoint of this environment family."""
+def load(name: str) -> tuple[Any, Any]:
+  """(DecoderConfig, params) of the shipped checkpoint of this name."""
   from memrl_jax.models import (
     weights,
   )  # the tokenizer and the names are found without importing jax
 
-  return weights.load_directory(directory(family))
+  return weights.load_directory(directory(name))

@@ -9,20 +9,23 @@ from memrl_jax.sampling import chat
 
 
 def test_every_embedded_environment_ships_a_warm_start_within_the_size_limit():
-  assert tiny.shipped() == list(base.families())
+  assert tiny.shipped() == sorted(imitate.RECIPES)
+  assert {recipe.family for recipe in imitate.RECIPES.values()} == set(base.families())
   size = sum(path.stat().st_size for path in tiny.ASSETS.rglob("*") if path.is_file())
   assert size < 12e6
-  for family in tiny.shipped():
-    cfg, _ = weights.load_directory(tiny.directory(family))
+  for name in tiny.shipped():
+    cfg, _ = weights.load_directory(tiny.directory(name))
     assert 0.5e6 <= cfg.parameters <= 5e6
 
 
-@pytest.mark.parametrize("family", base.families())
-def test_memory_does_not_hurt_the_warm_start_and_there_is_room_to_learn(family):
+@pytest.mark.parametrize("name", sorted(imitate.RECIPES))
+def test_memory_does_not_hurt_the_warm_start_and_there_is_room_to_learn(name):
   """512 tasks: the standard error of the gate is about .03, hence the margin below zero."""
-  cfg, params = weights.load_directory(tiny.directory(family))
+  recipe = imitate.RECIPES[name]
+  cfg, params = weights.load_directory(tiny.directory(name))
   text = chat.load(tiny.tokenizer_directory())
-  result = imitate.measure(base.family(family), (), cfg, params, text, 512, 0)
+  family = base.family(recipe.family)
+  result = imitate.measure(family, recipe.evaluate, cfg, params, text, 512, 0)
   assert result["gate"] > -0.03
   assert result["memory"]["valid"] >= 0.97
   assert 0.10 <= result["none"]["pass"][0] <= 0.40
