@@ -38,3 +38,24 @@ def require_tpu(kernel: str) -> None:
       'impl="auto" to let it choose (to compile for a TPU that is not here, trace it inside '
       "jax.shard_map over a mesh of a TPU topology)"
     )
+
+
+def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+  """The same arrays, typed inside `shard_map` as differing between devices where any of them does.
+
+  A custom gradient needs it: of an array that every device holds whole, the sum of gradients over
+  devices is then JAX's own, as the transpose of this.
+  """
+  axes = frozenset().union(*(jax.typeof(array).manual_axis_type.varying for array in arrays))
+  return tuple(_vary(array, axes) for array in arrays)
+
+
+def like(array: jax.Array, tree):
+  """`tree` (constants that start a loop, say), typed as differing between devices as `array` does."""
+  return jax.tree.map(lambda leaf: _vary(leaf, jax.typeof(array).manual_axis_type.varying), tree)
+
+
+def _vary(array, axes):
+  return jax.lax.pcast(
+    array, tuple(axes - jax.typeof(array).manual_axis_type.varying), to="varying"
+  )

@@ -1,6 +1,6 @@
 """Log-probs of sampled tokens from hidden states, without an array of rows times vocabulary."""
 
-from .ops import token_logprob
+from .ops import token_logprob, token_logprob_split
 from .ref import TokenLogprob
 
-__all__ = ["TokenLogprob", "token_logprob"]
+__all__ = ["TokenLogprob", "token_logprob", "token_logprob_split"]

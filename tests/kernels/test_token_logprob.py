@@ -1,4 +1,4 @@
-"""token_logprob: hand numbers, chunked equals ref in value and gradient, and no [N, V] array."""
+"""token_logprob: hand numbers; tiles, kernels and split vocabularies equal ref; no [N, V] array."""
 
 import functools
 import re
@@ -7,7 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from memrl_kernels import token_logprob
+from memrl_kernels.token_logprob import pallas
+
+from tests.kernels import tpu
 
 
 def inputs(rows, vocabulary=23, features=6, seed=0):
@@ -177,15 +182,149 @@ def test_no_array_of_rows_times_vocabulary_in_forward_or_backward():
   assert largest("xla") <= chunk * vocabulary
 
 
-def test_auto_is_xla_and_pallas_is_refused():
+def everything(hidden_ND, embedding_VD, label_N, mask_N, temperature_N, *, entropy, **options):
+  """(log-probs and entropies, gradients of `loss`-like weights on them)."""
+
+  def of(hidden_ND, embedding_VD, temperature_N):
+    scored = token_logprob.token_logprob(
+      hidden_ND,
+      embedding_VD,
+      label_N,
+      mask_N,
+      temperature_N=temperature_N,
+      entropy=entropy,
+      **options,
+    )
+    row_N = jnp.arange(1.0, label_N.shape[0] + 1)
+    total = jnp.sum(row_N * scored.logp_N)
+    return total + (jnp.sum(jnp.sqrt(row_N) * scored.entropy_N) if entropy else 0.0), scored
+
+  gradient = jax.grad(of, argnums=(0, 1, 2), has_aux=True)
+  return gradient(hidden_ND, embedding_VD, temperature_N)[::-1]
+
+
+@pytest.mark.parametrize(
+  "dtype, entropy, soft_cap", [("float32", True, 3.0), ("bfloat16", False, None)]
+)
+def test_the_kernels_equal_ref_in_value_and_gradient(monkeypatch, dtype, entropy, soft_cap):
+  # Blocks of 8 rows and 128 entries: 13 rows and 300 entries leave odd ends, and two slices of the
+  # vocabulary (chunk 7 of 13 rows) one more. Padding holds NaN; row 3 has a label that is not there.
+  monkeypatch.setattr(pallas, "BLOCKS", ((8, 128),))
+  batch = inputs(13, vocabulary=300, features=6)
+  mask_N = np.ones(13, bool)
+  mask_N[[1, 5, 12]] = False
+  arrays = (
+    jnp.where(mask_N[:, None], batch["hidden_ND"], jnp.nan).astype(dtype),
+    batch["embedding_VD"].astype(dtype),
+    jnp.where(mask_N, batch["label_N"].at[3].set(300), -100),
+    jnp.asarray(mask_N),
+    jnp.where(mask_N, batch["temperature_N"], 0.0),
+  )
+  options = dict(entropy=entropy, soft_cap=soft_cap, chunk=7)
+  result = tpu.interpret(functools.partial(everything, **options, impl="pallas"), *arrays)
+  expected = jax.jit(functools.partial(everything, **options, impl="ref"))(*arrays)
+
+  assert np.isnan(result[0].logp_N).tolist() == [n == 3 for n in range(13)]
+  jax.tree.map(lambda x, y: np.testing.assert_equal(x.dtype, y.dtype), result, expected)
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+  jax.tree.map(close, result[0], expected[0])
+  # bfloat16: the gradient of a logit has 8 bits before it is multiplied on.
+  share = 1e-2 if dtype == "bfloat16" else 1e-5
+  for x, y in zip(result[1], expected[1], strict=True):
+    x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+    np.testing.assert_allclose(x, y, rtol=0, atol=share * np.abs(y).max())
+
+
+def test_rows_that_are_all_masked_give_zero_from_the_kernels_too(monkeypatch):
+  monkeypatch.setattr(pallas, "BLOCKS", ((8, 128),))
+  batch = inputs(3, vocabulary=130)
+  batch["hidden_ND"] = jnp.full_like(batch["hidden_ND"], jnp.nan)
+  result = tpu.interpret(
+    functools.partial(everything, entropy=True, impl="pallas"),
+    batch["hidden_ND"],
+    batch["embedding_VD"],
+    batch["label_N"],
+    jnp.zeros(3, bool),
+    batch["temperature_N"],
+  )
+  jax.tree.map(lambda x: np.testing.assert_array_equal(x, np.zeros_like(x)), result)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_vocabulary_split_over_devices_equals_the_whole(check):
+  # 2 x 2 devices: rows over one axis, vocabulary over the other; 3 of 8 rows are padding.
+  devices = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"))
+  batch = inputs(8, vocabulary=22)
+  mask_N = jnp.arange(8) % 3 != 1
+
+  def run(hidden_ND, embedding_WD, label_N, mask_N, temperature_N):
+    scored = token_logprob.token_logprob_split(
+      hidden_ND,
+      embedding_WD,
+      label_N,
+      mask_N,
+      axis="tensor",
+      temperature_N=temperature_N,
+      entropy=True,
+      chunk=3,
+    )
+    return scored.logp_N, scored.entropy_N
+
+  split = jax.shard_map(
+    run,
+    mesh=devices,
+    in_specs=(P("data"), P("tensor"), P("data"), P("data"), P("data")),
+    out_specs=(P("data"), P("data")),
+    check_vma=check,
+  )
+
+  def whole(hidden_ND, embedding_VD, label_N, mask_N, temperature_N):
+    return token_logprob.token_logprob(
+      hidden_ND,
+      embedding_VD,
+      label_N,
+      mask_N,
+      temperature_N=temperature_N,
+      entropy=True,
+      impl="ref",
+    )
+
+  def gradients(function):
+    def of(hidden_ND, embedding_VD, temperature_N):
+      logp_N, entropy_N = function(hidden_ND, embedding_VD, batch["label_N"], mask_N, temperature_N)
+      row_N = jnp.arange(1.0, 9)
+      return jnp.sum(row_N * logp_N) + jnp.sum(jnp.sqrt(row_N) * entropy_N), (logp_N, entropy_N)
+
+    arrays = (batch["hidden_ND"], batch["embedding_VD"], batch["temperature_N"])
+    return jax.jit(jax.grad(of, argnums=(0, 1, 2), has_aux=True))(*arrays)
+
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+  jax.tree.map(close, gradients(split), gradients(whole))
+
+
+def test_auto_is_xla_here_and_pallas_is_refused():
   batch = inputs(3)
   chosen = token_logprob.token_logprob(**batch, entropy=False)
   named = token_logprob.token_logprob(**batch, entropy=False, impl="xla")
   np.testing.assert_array_equal(chosen.logp_N, named.logp_N)
-  with pytest.raises(NotImplementedError, match="no Pallas kernel"):
+  with pytest.raises(NotImplementedError, match="for TPU only and this is cpu"):
     token_logprob.token_logprob(**batch, entropy=False, impl="pallas")
   with pytest.raises(ValueError, match="cuda"):
     token_logprob.token_logprob(**batch, entropy=False, impl="cuda")
+
+
+def test_rows_too_wide_for_fast_memory_are_refused_in_a_sentence():
+  wide = jax.ShapeDtypeStruct((256, 100_000), jnp.float32)
+  with pytest.raises(ValueError, match="D = 100000 features"):
+    pallas.blocks(wide, wide)
+  assert pallas.fits(*[jax.ShapeDtypeStruct((4096, 8192), jnp.bfloat16)] * 2)  # Llama 3 70B
+
+
+def test_gpu_gets_the_loop_over_tiles():
+  shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs(64, 1000).values()]
+  run = jax.grad(functools.partial(loss, chunk=16), argnums=(0, 1))
+  text = tpu.lower_for_gpu(run, *shapes)
+  assert "stablehlo.while" in text and "tensor<64x1000xf32>" not in text
 
 
 @pytest.mark.parametrize(
