@@ -364,6 +364,9 @@ def test_exported_directory_holds_the_same_model(exported):
   again_cfg, again = weights.load_directory(folder)
   assert again_cfg == cfg
   jax.tree.map(np.testing.assert_array_equal, again, params)
+  fields = json.loads((folder / "config.json").read_text())
+  assert fields["max_position_embeddings"] == 4096
+  assert fields["eos_token_id"] == [1, 5] and fields["bos_token_id"] == 2
 
 
 def test_licence_is_shown_and_travels(exported):
