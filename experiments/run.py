@@ -44,6 +44,8 @@ examples:
   python experiments/run.py --config=experiments/lamer_darkroom.py --resume
   python experiments/run.py --config=experiments/lamer_sokoban.py --workdir=DIR --mode=eval \\
       --config.eval.harder.boxes3.boxes=3
+  python experiments/run.py --config=experiments/lamer_darkroom.py --mode=eval \\
+      --config.remote.url=http://127.0.0.1:8000/v1   (python -m memrl_jax.sampling.serve --help)
 
 FILE may be relative to the current folder or to the project. A wrong key is answered with the nearest
 right one; the whole config of a run stands in its config.json.
@@ -176,6 +178,8 @@ def run(arguments: Arguments) -> int:
   check(settings)
   name = f"{experiment.name}-{experiment.variant}-{folder.config_hash(experiment.record())}"
   path = pathlib.Path(arguments.workdir or pathlib.Path("runs") / name)
+  if settings.remote.url:
+    return _run_remote(arguments, experiment, settings, path)
   work = _evaluate if arguments.mode == "eval" else _train
   return work(arguments, experiment, settings, path)
 
@@ -251,11 +255,79 @@ def _evaluate(
   return 0
 
 
+def _run_remote(
+  arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path
+) -> int:
+  """Plays the panel with the model behind config.remote.url, whatever was trained in the folder."""
+  from memrl_jax.sampling import remote
+  from memrl_jax.training import folder
+
+  with remote.Client(settings.remote) as client:
+    if arguments.mode == "train" and settings.train.updates:
+      client.check_trainable(settings.sampling.temperature)
+      raise ValueError(
+        "training with a sampler on a server is not part of the loop yet; use --mode=eval, or leave "
+        "config.remote.url empty"
+      )
+    record = experiment.record()
+    if (path / "config.json").is_file():
+      record = _as_trained(record, folder.RunFolder(path))
+    with folder.RunFolder.create(
+      path, record, resume=True, seeds={"run": settings.seed}
+    ) as run_folder:
+      _play_remote(settings, run_folder, client)
+      run_folder.end_session(f"evaluated {client.url}", client.version)
+      print(f"report: {run_folder.report}")
+  return 0
+
+
+def _play_remote(settings: Any, run_folder: Any, client: Any) -> None:
+  """Adds a record and the report, as `loop.evaluate_checkpoint` does for weights in this process."""
+  from memrl_jax import methods
+  from memrl_jax.envs import base as env_base
+  from memrl_jax.rollout import credit, policies
+  from memrl_jax.training import evaluate, loop, metrics, report
+
+  e, s, train = settings.eval, settings.sampling, settings.train
+  policy = policies.RemotePolicy(
+    client,
+    None if client.reads_text else settings.model.chat(),
+    policies.SamplingConfig(e.temperature, e.top_p, e.top_k, s.play_tokens, s.reflect_tokens),
+    max(settings.engine.buckets),
+  )
+  horizon = evaluate.horizon(env_base.family(settings.env.name), settings.env.options)
+  shape = credit.Shape(train.groups * train.group_size, settings.method.attempts, horizon)
+  arms = methods.make(settings.method, settings.credit, shape).arms
+  with metrics.MetricsLog(run_folder) as log, metrics.Progress(0) as progress:
+    progress.say(
+      f"{client.gives.model} at {client.url} plays {e.tasks} tasks of {e.panel}/{e.half}"
+    )
+    record, trials = evaluate.Evaluator(settings, arms).run(
+      policy, step=client.version, label="remote"
+    )
+    for line in loop.table(record):
+      progress.say(line)
+    log.write_eval(record | {"server": {"url": client.url, **client.gives._asdict()}})
+    log.write_eval_trials(
+      client.version,
+      {
+        arm: [trial.to_json() for trial in played[: e.save_trials]]
+        for arm, played in trials.items()
+      },
+    )
+  report.write_report(run_folder)
+  played = [trial for of_arm in trials.values() for trial in of_arm]
+  if all(trial.void for trial in played):
+    raise ValueError(f"all {len(played)} trials were void ({played[0].void})")
+
+
 def _as_trained(record: dict[str, Any], run_folder: Any) -> dict[str, Any]:
   """The config of an evaluation, with what may differ from the training run as it was there."""
   try:
     stored = json.loads(run_folder.config.read_text("utf-8"))
     record["eval"] = stored["eval"]
+    if "remote" in stored:  # not in the folders of before there was one
+      record["remote"] = stored["remote"]
     record["train"]["updates"] = stored["train"]["updates"]
   except (json.JSONDecodeError, KeyError):
     raise ValueError(f"{run_folder.config} is not the config of a run; correct --workdir") from None

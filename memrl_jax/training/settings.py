@@ -15,7 +15,7 @@ from memrl_jax.envs import base as env_base
 from memrl_jax.envs import pool
 from memrl_jax.models import tiny
 from memrl_jax.rollout import credit, pack, policies
-from memrl_jax.sampling import engine
+from memrl_jax.sampling import chat, engine, remote
 from memrl_jax.training import guard, mesh, objective, step
 
 
@@ -55,6 +55,13 @@ class ModelSettings:
         f"tiny:<family> with one of {', '.join(tiny.shipped())} (config.model.checkpoint)"
       )
     return path
+
+  def chat(self) -> chat.Chat:
+    """The tokenizer and chat template that belong to the weights."""
+    directory = self.directory()
+    if tiny.is_tiny(directory):
+      return chat.load(tiny.tokenizer_directory(), directory)
+    return chat.from_transformers(directory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +158,7 @@ class Settings:
   method: methods.Config
   sampling: policies.SamplingConfig
   engine: engine.EngineConfig
+  remote: remote.RemoteConfig
   credit: credit.CreditConfig
   loss: objective.LossConfig
   optim: step.OptimConfig
@@ -212,6 +220,11 @@ class Settings:
     family = env_base.family(self.env.name)
     for _, changes in (*self.eval.harder, ("", self.eval.options)):
       changed(self.env.options, dict(changes))
+    if "base" in self.eval.swap and self.remote.url:
+      raise ValueError(
+        "the swap test with the base policy needs its weights in this process, not behind "
+        "config.remote.url; leave base out of config.eval.swap"
+      )
     if "random" in self.eval.swap and "random" not in family.players:
       raise ValueError(f"{self.env.name} has no random player for the swap test (config.eval.swap)")
 

@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import json
 import socket
 import threading
@@ -13,36 +12,14 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import base, lamer_darkroom
 from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import pool
-from memrl_jax.models import tiny, weights
+from memrl_jax.models import weights
 from memrl_jax.rollout import collect, credit, pack, policies
-from memrl_jax.sampling import chat, engine, remote, serve
+from memrl_jax.sampling import engine, remote, serve
 from memrl_jax.types import Message, Trial
-
-
-@functools.cache
-def settings():
-  config = lamer_darkroom.get_config("smoke")
-  config.engine.slots = 8
-  return base.settings(config, "lamer_darkroom", "smoke")
-
-
-@functools.cache
-def model():
-  return tiny.load("darkroom")
-
-
-@functools.cache
-def text():
-  return chat.load(tiny.tokenizer_directory(), tiny.directory("darkroom"))
-
-
-def new_engine(params=None):
-  cfg, shipped = model()
-  return engine.Engine(cfg, shipped if params is None else params, settings().engine)
+from tests.sampling.tiny_engine import model, new_engine, settings, text
 
 
 def new_server(params=None, **options):
