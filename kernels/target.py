@@ -2,6 +2,7 @@
 
 import jax
 from jax._src import config as _config  # holds the interpret switch; pltpu only sets it
+from jax.experimental.pallas import tpu as pltpu
 
 
 def platform() -> str:
@@ -38,6 +39,11 @@ def require_tpu(kernel: str) -> None:
       'impl="auto" to let it choose (to compile for a TPU that is not here, trace it inside '
       "jax.shard_map over a mesh of a TPU topology)"
     )
+
+
+def fast_memory() -> int:
+  """Bytes of a TPU core's vector memory; interpreted: those of a v5p."""
+  return pltpu.get_tpu_info().vmem_capacity_bytes if platform() == "tpu" else 64 << 20
 
 
 def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:

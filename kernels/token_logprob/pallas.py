@@ -50,7 +50,7 @@ def blocks(hidden_ND, embedding_VD) -> Blocks:
   if chosen is None:
     raise ValueError(
       f"token_logprob's Pallas kernel keeps whole rows of D = {hidden_ND.shape[1]} features in fast "
-      f'memory ({_capacity() >> 20} MiB) and they do not fit; use impl="xla"'
+      f'memory ({target.fast_memory() >> 20} MiB) and they do not fit; use impl="xla"'
     )
   return chosen
 
@@ -63,16 +63,10 @@ def _blocks(hidden_ND, embedding_VD) -> Blocks | None:
     fetched = 2 * D * (rows * wide + entries * tall)  # twice: the next block comes in meanwhile
     cast = D * entries * wide if wide != tall else 0
     columns = 2 * 7 * rows * 128 * 4  # [R, 1] takes the room of [R, 128]
-    if fetched + cast + columns + 6 * rows * entries * 4 <= 0.75 * _capacity():
+    if fetched + cast + columns + 6 * rows * entries * 4 <= 0.75 * target.fast_memory():
       # A block may be cut off at the end of an array, but must not be larger than it.
-      return Blocks(min(rows, N), min(entries, V), int(0.875 * _capacity()))
+      return Blocks(min(rows, N), min(entries, V), int(0.875 * target.fast_memory()))
   return None
-
-
-def _capacity() -> int:
-  if target.platform() == "tpu":
-    return pltpu.get_tpu_info().vmem_capacity_bytes
-  return 64 << 20  # interpreted: as on v5p
 
 
 def _params(limit: int) -> pltpu.CompilerParams:
