@@ -127,7 +127,9 @@ def from_reader(
   shardings = jax.tree_util.tree_map_with_path(place or (lambda path, leaf: None), shapes)
 
   def array(name: str, sharding: jax.sharding.Sharding | None) -> jax.Array:
-    return _put(np.array(get(name), storage), sharding)
+    table = _empty(expected[name], storage)
+    table[...] = get(name)
+    return _put(table, sharding)
 
   params = {"embedding": array(huggingface.EMBEDDING, shardings["embedding"])}
   params["layers"] = _read_layers(cfg, get, shapes["layers"], shardings["layers"])
@@ -229,9 +231,9 @@ def _fuse_layer(
 ) -> policy.Params:
   """Inverse of `_split_layer`; the arrays are new."""
   D, K, G, d, M = cfg.dim, cfg.kv_heads, cfg.groups, cfg.head_dim, cfg.mlp_dim
-  qkv, out = np.empty((D, K, G + 2, d), storage), np.empty((K, G, d, D), storage)
-  gate_up, down = np.empty((D, 2, M), storage), np.empty((M, D), storage)
-  bias = np.empty((K, G + 2, d), storage)
+  qkv, out = _empty((D, K, G + 2, d), storage), _empty((K, G, d, D), storage)
+  gate_up, down = _empty((D, 2, M), storage), _empty((M, D), storage)
+  bias = _empty((K, G + 2, d), storage)
   for name, heads in _heads(G).items():
     tensor = get(f"self_attn.{name}.weight").reshape(K, -1, d, D)
     for k in range(K):
@@ -293,6 +295,14 @@ def _fill(stack: policy.Params, layer: policy.Params, index: jax.Array) -> polic
   return jax.tree.map(
     lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, index, 0), stack, layer
   )
+
+
+def _empty(shape: tuple[int, ...], storage: np.dtype) -> np.ndarray:
+  """Memory that begins at a multiple of 64: the CPU backend then takes it over without a copy."""
+  size = int(np.prod(shape)) * storage.itemsize
+  raw = np.empty(size + 64, np.uint8)
+  start = -raw.ctypes.data % 64
+  return raw[start : start + size].view(storage).reshape(shape)
 
 
 def _put(tensor: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:
