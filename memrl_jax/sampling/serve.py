@@ -234,6 +234,7 @@ class Server:
     host: str = "127.0.0.1",
     port: int = 0,
     key: str = "",
+    dtype: weights.Dtype = "float32",
   ):
     if not key and not remote.is_loopback(host):
       raise ValueError(
@@ -243,6 +244,7 @@ class Server:
     self.cfg, self.chat, self.model, self.key = cfg, text, model, key.encode()
     self.worker = Worker(sampler)
     self.memory = Memory(self.worker.counts)
+    self._dtype = dtype  # of weights that replace these
     self._http = _Http((host, port), self)
     self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
     shown = f"[{host}]" if ":" in host else host
@@ -337,7 +339,7 @@ class Server:
     """/update_weights. The same version may come again: the reply to the first may have been lost."""
     fields = _fields(body, _UPDATE)
     try:
-      cfg, params = weights.load_directory(fields["path"])
+      cfg, params = weights.load_directory(fields["path"], dtype=self._dtype)
     except (OSError, ValueError) as error:
       raise Refusal(400, str(error)) from None
     if cfg != self.cfg:
@@ -532,13 +534,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       raise Refusal(401, "the key is missing or wrong; send it as Authorization: Bearer KEY")
 
 
-def load(checkpoint: str) -> tuple[DecoderConfig, Any, chat.Chat]:
+def load(checkpoint: str, dtype: weights.Dtype) -> tuple[DecoderConfig, Any, chat.Chat]:
   """(config, params, chat) of "tiny:<family>" or of a directory with weights and tokenizer."""
   if checkpoint.startswith("tiny:"):
     directory = tiny.directory(checkpoint.removeprefix("tiny:"))
   else:
     directory = pathlib.Path(checkpoint).expanduser()
-  cfg, params = weights.load_directory(directory)
+  cfg, params = weights.load_directory(directory, dtype=dtype)
   if tiny.is_tiny(directory):
     return cfg, params, chat.load(tiny.tokenizer_directory(), directory)
   return cfg, params, chat.from_transformers(directory)
@@ -563,6 +565,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     metavar="N,N",
     help="context lengths, tokens; prompt and answer must fit the last",
   )
+  add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights")
   add("--name", help="the model's name in replies; default the checkpoint's")
   add(
     "--key-env",
@@ -577,7 +580,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   for number in (signal.SIGINT, signal.SIGTERM):  # also while it loads, and in the background
     signal.signal(number, signal.default_int_handler)
   try:
-    cfg, params, text = load(known.checkpoint)
+    cfg, params, text = load(known.checkpoint, known.dtype)
     sampler = engine.Engine(
       cfg, params, engine.EngineConfig(slots=known.slots, buckets=known.buckets)
     )
@@ -590,6 +593,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       host=known.host,
       port=known.port,
       key=os.environ.get(known.key_env, ""),
+      dtype=known.dtype,
     )
     with server:
       print(f"serving {server.model} at {server.url}/v1; Ctrl-C stops it", flush=True)

@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 
 from experiments import run
-from memrl_jax.envs import base as env_base
-from memrl_jax.envs import pool
 from memrl_jax.methods import lamer
-from memrl_jax.rollout import collect, credit, pack, policies
+from memrl_jax.rollout import pack, policies
 from memrl_jax.sampling import remote, serve
 from memrl_jax.training import evaluate
-from memrl_jax.types import Message, Trial
-from tests.sampling.tiny_engine import model, new_engine, settings, text
+from memrl_jax.types import Message
+from tests.sampling.tiny_engine import model, new_engine, rollout, settings, text, turns_of
 
 QUICK = {"backoff_s": 0.01, "retries": 2}
 MESSAGES = [Message("user", "(1,2) up")]
@@ -154,32 +152,6 @@ def test_any_fault_once_changes_no_answer_and_samples_nothing_twice(server):
     assert (counts.asked, counts.answered, counts.failed) == (len(made), len(made), 0)
     assert counts.retried >= len(made)
     assert counts.ids == sum(len(reply.ids) for reply in found)
-
-
-def rollout(policy):
-  """(trials, method's credit numbers) of two groups of Dark Room."""
-  s = settings()
-  family = env_base.family(s.env.name)
-  horizon = s.env.options.turns
-  trials = [
-    Trial(s.env.name, seed, group, i) for group, seed in enumerate((5, 9)) for i in range(4)
-  ]
-  with pool.EnvPool(family, s.env.options) as envs:
-    collect.collect(
-      trials,
-      lamer.trial(s.method),
-      lambda trial, request: policy,
-      envs,
-      family.prompts(s.env.options),
-      horizon=horizon,
-      seed=(0, 0, 1),
-    )
-  credit.make(s.credit, credit.Shape(8, s.method.attempts, horizon))(trials)
-  return trials
-
-
-def turns_of(trials):
-  return [turn for trial in trials for turn in trial.turns]
 
 
 def records(trials):

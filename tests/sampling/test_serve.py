@@ -12,14 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from memrl_jax import methods
-from memrl_jax.envs import base as env_base
-from memrl_jax.envs import pool
 from memrl_jax.models import weights
-from memrl_jax.rollout import collect, credit, pack, policies
+from memrl_jax.rollout import pack, policies
 from memrl_jax.sampling import engine, remote, serve
-from memrl_jax.types import Message, Trial
-from tests.sampling.tiny_engine import model, new_engine, settings, text
+from memrl_jax.types import Message
+from tests.sampling.tiny_engine import model, new_engine, rollout, settings, text, turns_of
 
 
 def new_server(params=None, **options):
@@ -138,33 +135,6 @@ def test_the_same_keys_give_the_ids_and_log_probs_of_the_engine(client):
   same(answers(client, made), completions)
   same([client.ask(ask) for ask in made[:6]], completions[:6])  # alone as in company
   assert {done.finish for done in completions} == {"stop", "length"}
-
-
-def rollout(policy):
-  """Trials of one LaMer update on Dark Room: three attempts with reflections."""
-  s = settings()
-  family = env_base.family(s.env.name)
-  shape = credit.Shape(8, s.method.attempts, s.env.options.turns)
-  method = methods.make(s.method, s.credit, shape)
-  trials = [
-    Trial(s.env.name, seed, group, i) for group, seed in enumerate((5, 9)) for i in range(4)
-  ]
-  with pool.EnvPool(family, s.env.options) as envs:
-    collect.collect(
-      trials,
-      method.trial,
-      lambda trial, request: policy,
-      envs,
-      family.prompts(s.env.options),
-      horizon=s.env.options.turns,
-      seed=(0, 0, 1),
-    )
-  method.credit(trials)
-  return trials
-
-
-def turns_of(trials):
-  return [turn for trial in trials for turn in trial.turns]
 
 
 def test_a_rollout_through_the_server_is_the_local_rollout_and_trains_the_same(client):
@@ -300,6 +270,17 @@ def test_weights_that_are_not_finite_break_the_server_loudly(capsys):
   assert "FloatingPointError" in capsys.readouterr().err
 
 
+def test_new_weights_come_in_the_precision_of_the_old(tmp_path):
+  cfg, params = model()
+  weights.save_directory(tmp_path, cfg, params)
+  parrot = Parrot(None)
+  parrot.set_params = lambda params: setattr(parrot, "params", params)
+  with serve.Server(cfg, parrot, text(), model="parrot", dtype="bfloat16") as own:
+    update = {"path": str(tmp_path), "version": 1}
+    assert post(own, "/update_weights", update).json() == {"success": True, "weight_version": 1}
+  assert {str(leaf.dtype) for leaf in jax.tree.leaves(parrot.params)} == {"bfloat16"}
+
+
 def test_a_chat_is_the_engine_s_answer_as_text(server):
   messages = [{"role": "user", "content": "(1,2) up"}]
   reply = post(server, "/v1/chat/completions", {"messages": messages, "seed": 9, "max_tokens": 8})
@@ -330,7 +311,7 @@ def test_the_command_says_in_a_sentence_why_it_cannot_start(capsys):
   assert serve.main(["--checkpoint=tiny:chess"]) == 2
   assert "no tiny checkpoint" in capsys.readouterr().err
   with socket.create_server(("127.0.0.1", 0)) as taken:
-    cfg, params, text_ = serve.load("tiny:darkroom")
+    cfg, params, text_ = serve.load("tiny:darkroom", "float32")
     port = taken.getsockname()[1]
     with pytest.raises(OSError, match="in use"):
       serve.Server(cfg, new_engine(params), text_, model="tiny", port=port)
