@@ -283,6 +283,18 @@ def qwen3(tmp_path_factory):
   return llama_cpp_tensors("qwen3", hugging_face_tensors("qwen3")), metadata("qwen3")
 
 
+def test_dtype_and_place_reach_every_parameter(tmp_path, qwen3):
+  written, keys = qwen3
+  last = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
+  _, params = gguf.load(
+    write(tmp_path / "m.gguf", "qwen3", written, keys),
+    dtype="bfloat16",
+    place=lambda path, leaf: last,
+  )
+  for leaf in jax.tree.leaves(params):
+    assert leaf.dtype == "bfloat16" and leaf.sharding == last
+
+
 def without(values, name):
   return {key: value for key, value in values.items() if key != name}
 
@@ -420,14 +432,17 @@ def test_base_model_gets_a_plain_chat_and_every_stop(exported):
   assert text.pad_id == 0
 
 
-def test_chat_template_of_the_file_wins(tmp_path):
+def test_command_line_keeps_the_chat_template_and_takes_a_dtype(tmp_path, capsys):
   keys = metadata("gemma3") | tokenizer_metadata()
   keys["tokenizer.chat_template"] = (
     "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m['content'] }}<end_of_turn>{% endfor %}"
   )
   tensors = llama_cpp_tensors("gemma3", hugging_face_tensors("gemma3"))
   path = write(tmp_path / "m.gguf", "gemma3", tensors, keys)
-  gguf.export_directory(path, tmp_path / "out")
+  assert gguf.main([str(path), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
+  assert f"--config.model.checkpoint={tmp_path / 'out'}" in capsys.readouterr().out
+  stored = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+  assert {array.dtype.name for array in stored.values()} == {"bfloat16"}
   ids = chat.from_transformers(tmp_path / "out").encode([Message("user", " the")])
   assert ids.tolist() == [2, 4, TOKENS.index("▁the"), 5]
 
