@@ -9,7 +9,7 @@ Glossary, one meaning each:
   row       a turn as training data: prompt ids + sampled ids.
   token     what the tokenizer makes; only sampled tokens carry loss.
 
-Letters: B packed sequences, T positions, S rows (segments) in one sequence, K sampled tokens in a row.
+Letters: B packed sequences, T positions, S rows in one sequence, K sampled tokens in a row, N segment ids.
 """
 
 from __future__ import annotations
@@ -133,14 +133,20 @@ def _turn_json(turn: Turn, with_ids: bool) -> dict[str, Any]:
 class TokenBatch(NamedTuple):
   """Packed rows of one micro-batch; every array leads with B, so B alone is sharded.
 
-  segment 0 is padding; rows of a sequence are segments 1..S. `gather_BSK[b, s, k]` is the position
-  in `tokens_BT[b]` whose hidden state predicts `target_BSK[b, s, k]`. `mask_BSK` is True exactly on
-  sampled tokens, the stop token included.
+  The tokens of a sequence form a forest of segments, each a stretch of tokens that the same rows
+  share; a row is the path from a root to the token before its last one, which is only a target.
+  Segment ids are 1, 2, ... in depth-first order (0 is padding) and `parent_BN[b, n]` is the segment
+  that segment n continues, 0 for none. A token sees the tokens before it in its own segment and in
+  the segments that lead to it. Without `parent_BN` every segment stands alone.
+
+  `gather_BSK[b, s, k]` is the position in `tokens_BT[b]` whose hidden state predicts
+  `target_BSK[b, s, k]`; rows that branch there share it. `mask_BSK` is True exactly on sampled
+  tokens, the stop token included.
   """
 
   tokens_BT: Any
   segment_BT: Any
-  position_BT: Any
+  position_BT: Any  # depth in the tree, which is the position in the row
   gather_BSK: Any
   target_BSK: Any
   mask_BSK: Any
@@ -149,3 +155,4 @@ class TokenBatch(NamedTuple):
   temperature_BS: Any
   value_target_BS: Any  # returns for a critic; zeros without one
   value_index_BS: Any  # position of the row's last prompt token, where a critic reads the state
+  parent_BN: Any = None

@@ -25,6 +25,10 @@ from memrl_jax.types import TokenBatch
 
 Params = dict[str, Any]
 
+# What a layer keeps for its backward pass, beside its input; the rest is computed again. "some" also
+# keeps the widest matmul's result: 2 M numbers a token, for 6 % of the time. False keeps everything.
+KEPT = {True: ("attention",), "some": ("attention", "wide")}
+
 
 class DecodeWeights(NamedTuple):
   """Weights laid out for one token a row: layers sliced apart, the head transposed to [D, V]."""
@@ -33,6 +37,19 @@ class DecodeWeights(NamedTuple):
   layers: tuple[Params, ...]
   final_norm: Params
   head_DV: jax.Array
+
+
+class Shared(NamedTuple):
+  """A stretch of context that several rows of a decoding step read in common, one block a layer.
+
+  Row r reads positions below `base_R[r]` there; column c of its own context stands at position
+  offset_R[r] + c, and counts from the base on.
+  """
+
+  blocks: list[decoder.KV]
+  lanes: decoder.Lanes
+  base_R: jax.Array
+  offset_R: jax.Array
 
 
 def init(key: jax.Array, cfg: DecoderConfig) -> Params:
@@ -57,32 +74,31 @@ def hidden(
   tokens_BT: jax.Array,
   segment_BT: jax.Array,
   position_BT: jax.Array,
+  parent_BN: jax.Array | None = None,
   *,
-  remat: bool = False,
+  remat: bool | str = False,
 ) -> jax.Array:
   """Final-normed hidden states [B, T, D] of packed sequences.
 
-  A token sees the tokens before it, itself included, that carry its own segment id; id 0 is padding
-  and neither sees nor is seen. `remat` recomputes each layer in the backward pass.
+  A token sees the tokens before it, itself included, in its own segment and in those that lead to
+  it (`parent_BN`, see TokenBatch); segment 0 is padding and neither sees nor is seen. `remat`: see
+  KEPT.
   """
   B, T = tokens_BT.shape
-  index_T = jnp.arange(T)
-  see_BTT = (index_T[:, None] >= index_T[None, :])[None] & (
-    (segment_BT[:, :, None] == segment_BT[:, None, :]) & (segment_BT[:, :, None] > 0)
-  )
   kinds = _Kinds.of(cfg)
   angles = kinds.angles(cfg, position_BT.reshape(-1))
-  masks = kinds.masks(cfg, see_BTT, position_BT, position_BT)
+  see = decoder.sight(segment_BT, parent_BN, position_BT)
 
   def step(x_ND, layer):
     weights, kind = layer
     block = _layer(cfg, weights)
     query, key, value = block.project(x_ND, kinds.pick(angles, kind))
-    parts = [(_kv(key, value, B), kinds.pick(masks, kind))]
-    return block.finish(x_ND, decoder.attend(cfg, query, parts, B)), None
+    mixed_NH = decoder.attend_packed(cfg, query, key, value, see, kinds.window(cfg, kind))
+    return block.finish(x_ND, mixed_NH), None
 
   if remat:
-    step = jax.checkpoint(step, prevent_cse=False)
+    keep = jax.checkpoint_policies.save_only_these_names(*KEPT[remat])
+    step = jax.checkpoint(step, prevent_cse=False, policy=keep)
   x_ND = _embed(params["embedding"], cfg, tokens_BT.reshape(-1))
   x_ND, _ = jax.lax.scan(step, x_ND, (params["layers"], kinds.index_L))
   return _final_norm(params["final_norm"], cfg, x_ND).reshape(B, T, cfg.dim)
@@ -109,7 +125,7 @@ def logprobs(
   batch: TokenBatch,
   *,
   entropy: bool,
-  remat: bool = False,
+  remat: bool | str = False,
   chunk: int = 512,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Log-probs, and entropies if asked, of the sampled tokens under softmax(logits / T), nats.
@@ -121,7 +137,13 @@ def logprobs(
   entries are 0 and send no gradient. Returns ([B, S, K], [B, S, K] or None).
   """
   hidden_BTD = hidden(
-    params, cfg, batch.tokens_BT, batch.segment_BT, batch.position_BT, remat=remat
+    params,
+    cfg,
+    batch.tokens_BT,
+    batch.segment_BT,
+    batch.position_BT,
+    batch.parent_BN,
+    remat=remat,
   )
   return head_logprobs(params, cfg, hidden_BTD, batch, entropy=entropy, chunk=chunk)
 
@@ -135,51 +157,69 @@ def head_logprobs(
   entropy: bool,
   chunk: int = 512,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """`logprobs` from hidden states that a caller needs for something else too (a value head)."""
-  mask = batch.mask_BSK
-  B, S, K = mask.shape
-  index_BX = jnp.where(mask, batch.gather_BSK, 0).reshape(B, S * K)
-  label_BSK = jnp.where(mask, batch.target_BSK, 0)
-  temperature_BSK = jnp.where(mask, batch.temperature_BS[:, :, None], 1.0)
+  """`logprobs` from hidden states that a caller needs for something else too (a value head).
+
+  Scores T entries a sequence where S * K are more: no sequence has more sampled tokens (see `pack`).
+  """
+  B, S, K = batch.mask_BSK.shape
+  mask_BX = batch.mask_BSK.reshape(B, S * K)
+  temperature_BSK = jnp.broadcast_to(batch.temperature_BS[:, :, None], (B, S, K))
+  index_BX, label_BX, temperature_BX = (
+    array.reshape(B, S * K) for array in (batch.gather_BSK, batch.target_BSK, temperature_BSK)
+  )
+  order_BX = None
+  if hidden_BTD.shape[1] < S * K:
+    order_BX = jnp.argsort(~mask_BX, axis=1, stable=True)[:, : hidden_BTD.shape[1]]
+    mask_BX, index_BX, label_BX, temperature_BX = (
+      jnp.take_along_axis(array, order_BX, axis=1)
+      for array in (mask_BX, index_BX, label_BX, temperature_BX)
+    )
   scored = token_logprob.token_logprob(
-    gather(hidden_BTD, index_BX).reshape(B * S * K, cfg.dim),
+    gather(hidden_BTD, jnp.where(mask_BX, index_BX, 0)).reshape(-1, cfg.dim),
     head(params, cfg),
-    label_BSK.reshape(-1),
-    mask.reshape(-1),
-    temperature_N=temperature_BSK.reshape(-1),
+    jnp.where(mask_BX, label_BX, 0).reshape(-1),
+    mask_BX.reshape(-1),
+    temperature_N=jnp.where(mask_BX, temperature_BX, 1.0).reshape(-1),
     soft_cap=cfg.final_soft_cap,
     chunk=chunk,
     entropy=entropy,
   )
-  logp_BSK = jnp.where(mask, scored.logp_N.reshape(B, S, K), 0.0)
-  if not entropy:
-    return logp_BSK, None
-  return logp_BSK, jnp.where(mask, scored.entropy_N.reshape(B, S, K), 0.0)
+
+  def spread(value_N: jax.Array) -> jax.Array:
+    value_BX = jnp.where(mask_BX, value_N.reshape(mask_BX.shape), 0.0)
+    if order_BX is not None:
+      sequence_B1 = jnp.arange(B)[:, None]
+      value_BX = jnp.zeros((B, S * K)).at[sequence_B1, order_BX].set(value_BX)
+    return value_BX.reshape(B, S, K)
+
+  return spread(scored.logp_N), spread(scored.entropy_N) if entropy else None
 
 
 def prefill(
   params: Params,
   cfg: DecoderConfig,
-  context: decoder.KV,
+  context: decoder.KV | None,
   start_R: jax.Array,
   tokens_RN: jax.Array,
 ) -> list[decoder.KV]:
   """Keys and values, per layer, of a chunk of N tokens that continues each row's cached context.
 
-  Row r has `start_R[r]` valid columns in `context`, whose arrays lead with L; its chunk stands at
-  positions start, start + 1, ... Padding goes to the right end of a chunk, where no valid token can see it.
-  Makes no logits, and of the last layer computes only the projections.
+  Row r has `start_R[r]` valid columns in `context`, whose arrays lead with L (None: nothing is
+  cached, whatever `start_R` says); its chunk stands at positions start, start + 1, ... Padding goes
+  to the right end of a chunk, where no valid token can see it. Makes no logits, and of the last
+  layer computes only the projections.
   """
   R, N = tokens_RN.shape
-  C = context.value_BKSd.shape[-2]
-  column_RC = jnp.broadcast_to(jnp.arange(C), (R, C))
   position_RN = start_R[:, None] + jnp.arange(N)[None]
-  old_RNC = jnp.broadcast_to((column_RC < start_R[:, None])[:, None, :], (R, N, C))
   new_RNN = jnp.broadcast_to(jnp.tril(jnp.ones((N, N), bool)), (R, N, N))
   kinds = _Kinds.of(cfg)
   angles = kinds.angles(cfg, position_RN.reshape(-1))
-  old_masks = kinds.masks(cfg, old_RNC, position_RN, column_RC)
   new_masks = kinds.masks(cfg, new_RNN, position_RN, position_RN)
+  if context is not None:
+    C = context.value_BKSd.shape[-2]
+    column_RC = jnp.broadcast_to(jnp.arange(C), (R, C))
+    old_RNC = jnp.broadcast_to((column_RC < start_R[:, None])[:, None, :], (R, N, C))
+    old_masks = kinds.masks(cfg, old_RNC, position_RN, column_RC)
 
   def project(x_MD, weights, kind):
     block = _layer(cfg, weights)
@@ -195,8 +235,9 @@ def prefill(
   def step(x_MD, layer):
     index, kind = layer
     block, query, new = project(x_MD, at(index, params["layers"]), kind)
-    old = at(index, context)
-    parts = [(old, kinds.pick(old_masks, kind)), (new, kinds.pick(new_masks, kind))]
+    parts = [decoder.Part(new, kinds.pick(new_masks, kind))]
+    if context is not None:
+      parts.append(decoder.Part(at(index, context), kinds.pick(old_masks, kind)))
     return block.finish(x_MD, decoder.attend(cfg, query, parts, R)), new
 
   x_MD = _embed(params["embedding"], cfg, tokens_RN.reshape(-1))
@@ -227,35 +268,62 @@ def decode(
   fresh: list[decoder.KV],
   step: jax.Array,
   token_R: jax.Array,
+  shared: Shared | None = None,
 ) -> tuple[jax.Array, list[decoder.KV]]:
   """Feed one token a row: its logits [R, V], and `fresh` with its key and value in column `step`.
 
-  `context` is read only and has `length_R` valid columns. `fresh`, N columns a layer, holds what
-  this round has added; row r stands at position length_R[r] + step. Two parts, because rewriting
-  one large cache in every step costs more.
+  `context` is read only and has `length_R` valid columns, or is empty; `shared` may hold the first
+  of them for several rows at once. `fresh`, N columns a layer, holds what this round has added; row
+  r stands at position length_R[r] + step. Separate parts, because rewriting one large cache in
+  every step costs more. `fresh` has rows and heads merged, [R * K, ...], or is returned so: in a loop
+  an update of a 4-D array that is then read in 3-D costs four copies of it.
   """
   R = token_R.shape[0]
-  C, N = context[0].value_BKSd.shape[-2], fresh[0].value_BKSd.shape[-2]
-  column_RC = jnp.broadcast_to(jnp.arange(C), (R, C))
-  column_RN = length_R[:, None] + jnp.arange(N)[None]
-  position_R1 = (length_R + step)[:, None]
+  length_R1 = length_R[:, None]
+  position_R1 = length_R1 + step
   kinds = _Kinds.of(cfg)
   angles = kinds.angles(cfg, position_R1[:, 0])
-  old_masks = kinds.masks(cfg, (column_RC < length_R[:, None])[:, None, :], position_R1, column_RC)
-  new_R1N = jnp.broadcast_to(jnp.arange(N) <= step, (R, 1, N))
-  new_masks = kinds.masks(cfg, new_R1N, position_R1, column_RN)
+
+  def columns(blocks):
+    C = blocks[0].value_BKSd.shape[-2]
+    return jnp.broadcast_to(jnp.arange(C), (R, C))
+
+  def masks(column_RC, see_RC):
+    return kinds.masks(cfg, see_RC[:, None, :], position_R1, column_RC)
+
+  stretches = []  # (blocks, masks, lanes)
+  if shared is not None:
+    column_RC = columns(shared.blocks)
+    seen = masks(column_RC, column_RC < shared.base_R[:, None])
+    stretches.append((shared.blocks, seen, shared.lanes))
+  if context:
+    column_RC = columns(context)
+    see_RC = column_RC < length_R1
+    if shared is not None:
+      column_RC = column_RC + shared.offset_R[:, None]
+      see_RC = (column_RC >= shared.base_R[:, None]) & (column_RC < length_R1)
+    stretches.append((context, masks(column_RC, see_RC), None))
+  index_N = jnp.arange(fresh[0].value_BKSd.shape[-2])
+  see_RN = jnp.broadcast_to(index_N <= step, (R, len(index_N)))
+  fresh_masks = masks(length_R1 + index_N[None], see_RN)
 
   x_RD = _embed(weights.embedding_VD, cfg, token_R)
   updated = []
-  for layer, (old, new) in enumerate(zip(context, fresh, strict=True)):
+  for layer, new in enumerate(fresh):
     kind = int(kinds.index_L[layer])
     block = _layer(cfg, weights.layers[layer])
     query, key, value = block.project(x_RD, kinds.pick(angles, kind))
+    old_key = new.key_BKdS.reshape(R * cfg.kv_heads, cfg.head_dim, -1)
+    old_value = new.value_BKSd.reshape(R * cfg.kv_heads, -1, cfg.head_dim)
+    key = key.reshape(R * cfg.kv_heads, cfg.head_dim, 1)
+    value = value.reshape(R * cfg.kv_heads, 1, cfg.head_dim)
     new = decoder.KV(
-      jax.lax.dynamic_update_slice(new.key_BKdS, key[..., None], (0, 0, 0, step)),
-      jax.lax.dynamic_update_slice(new.value_BKSd, value[:, :, None], (0, 0, step, 0)),
+      jax.lax.dynamic_update_slice(old_key, key, (0, 0, step)),
+      jax.lax.dynamic_update_slice(old_value, value, (0, step, 0)),
     )
-    parts = [(old, kinds.pick(old_masks, kind)), (new, kinds.pick(new_masks, kind))]
+    parts = [decoder.Part(new, kinds.pick(fresh_masks, kind))]
+    for blocks, seen, lanes in stretches:
+      parts.append(decoder.Part(blocks[layer], kinds.pick(seen, kind), lanes))
     x_RD = block.finish(x_RD, decoder.attend(cfg, query, parts, R))
     updated.append(new)
   normed_RD = _final_norm(weights.final_norm, cfg, x_RD)
@@ -291,6 +359,13 @@ class _Kinds(NamedTuple):
       return see_BQS[None]
     near = query_BQ[:, :, None] - key_BS[:, None, :] < cfg.sliding_window
     return jnp.stack([see_BQS & near if local else see_BQS for local in self.local])
+
+  def window(self, cfg: DecoderConfig, kind: Any) -> jax.Array | int | None:
+    """How far a layer of this kind sees, in tokens."""
+    if not any(self.local):
+      return None
+    far = [cfg.sliding_window if local else jnp.iinfo(jnp.int32).max for local in self.local]
+    return far[0] if len(far) == 1 else jnp.array(far, jnp.int32)[kind]
 
   def pick(self, tables: jax.Array, kind: Any) -> jax.Array:
     return tables[0] if len(self.local) == 1 else tables[kind]
@@ -329,8 +404,7 @@ def _embed(embedding_VD: jax.Array, cfg: DecoderConfig, token_N: jax.Array) -> j
 
 
 def _final_norm(norm: Params, cfg: DecoderConfig, x_ND: jax.Array) -> jax.Array:
-  weight = norm["weight"] + float(cfg.norm_offset)
-  return decoder.rms_norm(x_ND, weight, eps=cfg.norm_eps)
+  return decoder.rms_norm(x_ND, norm["weight"], eps=cfg.norm_eps, offset=float(cfg.norm_offset))
 
 
 def _cap(cfg: DecoderConfig, logits_XV: jax.Array) -> jax.Array:

@@ -116,9 +116,11 @@ class Run:
     rows = pack.trainable(usable)
     numbers["rollout/rows"] = len(rows)
     rng = np.random.default_rng([settings.seed, SHUFFLE, update])
-    parts = [
-      pack.pack(part, settings.pack) for part in pack.split(rows, settings.train.minibatches, rng)
+    packed = [
+      pack.pack_with_places(part, settings.pack)
+      for part in pack.split(rows, settings.train.minibatches, rng)
     ]
+    parts = [one.batches for one in packed]
     params = self.state.params["policy"]
     recompute = settings.loss.old_logps == "trainer"
     old = [self.trainer.score(params, part) if recompute else None for part in parts]
@@ -129,6 +131,7 @@ class Run:
     for part, part_old, part_ref in zip(parts, old, ref, strict=True):
       self.state, result = self.trainer.update(self.state, part, part_old, part_ref)
       history.append(result)
+    # The first wait: until here every step was dispatched while the device worked on those before.
     history = jax.device_get(history)
     if history:
       numbers |= {name: float(np.mean([h[name] for h in history])) for name in history[0]}
@@ -137,6 +140,9 @@ class Run:
         numbers[name] = float(history[0][name])
       numbers["train/finite"] = float(min(h["train/finite"] for h in history))
     numbers["train/micro_batches"] = sum(len(part) for part in parts)
+    computed, alone = sum(one.tokens for one in packed), sum(map(pack.tokens_alone, rows))
+    numbers["train/tokens"] = computed
+    numbers["train/shared"] = 1 - computed / max(alone, 1)
     return numbers
 
   def _read_critic(self, trials: Sequence[Trial]) -> None:
@@ -144,9 +150,9 @@ class Run:
     turns = [
       turn for trial in trials if trial.void is None for turn in trial.turns if len(turn.sample.ids)
     ]
-    batches = pack.pack(turns, self.settings.pack)
-    values = self.trainer.values(self.state.params["critic"], batches)
-    for turn, (m, b, s) in zip(turns, pack.rows_of(turns, self.settings.pack), strict=True):
+    packed = pack.pack_with_places(turns, self.settings.pack)
+    values = self.trainer.values(self.state.params["critic"], packed.batches)
+    for turn, (m, b, s) in zip(turns, packed.places, strict=True):
       turn.value = float(values[m][b, s])
 
   def evaluate(

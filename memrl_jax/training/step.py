@@ -110,7 +110,13 @@ def init_critic(params: Any, cfg: DecoderConfig) -> dict[str, Any]:
 def critic_values(critic: dict[str, Any], cfg: DecoderConfig, batch: TokenBatch, **kw) -> jax.Array:
   """V [B, S]: the critic's estimate of the return at the end of each row's prompt."""
   hidden_BTD = policy.hidden(
-    critic["body"], cfg, batch.tokens_BT, batch.segment_BT, batch.position_BT, **kw
+    critic["body"],
+    cfg,
+    batch.tokens_BT,
+    batch.segment_BT,
+    batch.position_BT,
+    batch.parent_BN,
+    **kw,
   )
   return policy.gather(hidden_BTD, batch.value_index_BS) @ critic["value"]
 
@@ -126,7 +132,7 @@ class Trainer:
     mesh: Mesh,
     *,
     max_tokens: int,
-    remat: bool = True,
+    remat: bool | str = True,
   ):
     self.cfg, self.loss, self.mesh = cfg, loss, mesh
     self._tx, self._max_tokens, self._remat = tx, max_tokens, remat
@@ -148,20 +154,23 @@ class Trainer:
     jitted = (self._accumulate, self._apply, self._zeros, self._score, self._values)
     return sum(function._cache_size() for function in jitted)
 
-  def score(self, params: Any, batches: Sequence[TokenBatch]) -> list[np.ndarray]:
-    """Log-probs [B, S, K] of the sampled tokens under `params`, one array per micro-batch."""
-    return [np.asarray(self._score(params, self._place(batch))) for batch in batches]
+  def score(self, params: Any, batches: Sequence[TokenBatch]) -> list[jax.Array]:
+    """Log-probs [B, S, K] of the sampled tokens under `params`, one array per micro-batch.
+
+    They stay on the device and nothing waits for them, as in `update`.
+    """
+    return [self._score(params, self._place(batch)) for batch in batches]
 
   def values(self, critic: Any, batches: Sequence[TokenBatch]) -> list[np.ndarray]:
     """The critic's estimates [B, S], one array per micro-batch."""
-    return [np.asarray(self._values(critic, self._place(batch))) for batch in batches]
+    return jax.device_get([self._values(critic, self._place(batch)) for batch in batches])
 
   def update(
     self,
     state: TrainState,
     batches: Sequence[TokenBatch],
-    old: Sequence[np.ndarray] | None = None,
-    ref: Sequence[np.ndarray] | None = None,
+    old: Sequence[jax.Array] | None = None,
+    ref: Sequence[jax.Array] | None = None,
   ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One optimiser step over the micro-batches; `state` is consumed.
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memrl_jax.models import policy
+from memrl_jax.models import decoder, policy
 from memrl_jax.models.config import DecoderConfig, RopeScaling, rope_frequencies
 from memrl_jax.types import TokenBatch
 from tests.models import reference
@@ -108,6 +108,79 @@ def test_hidden_state_depends_on_earlier_tokens_of_its_own_segment_only(cfg):
     assert set(np.flatnonzero(size_T)) == set(seen)
 
 
+@every_family
+def test_a_branch_of_a_tree_of_segments_has_the_logits_of_a_row_of_its_own(cfg):
+  # Segments 1 (6 tokens) > 2 (4) > 3 (3), 4 (5);  1 > 5 (8);  6 (4) stands alone.
+  parent = np.array([[0, 0, 1, 2, 2, 1, 0]], np.int32)
+  lengths = [6, 4, 3, 5, 8, 4]
+  segment = np.repeat(np.arange(1, 7), lengths)[None].astype(np.int32)
+  starts = [0, 6, 10, 10, 6, 0]
+  position = np.concatenate([a + np.arange(n) for a, n in zip(starts, lengths, strict=True)])[None]
+  tokens = np.random.default_rng(8).integers(0, 128, segment.shape).astype(np.int32)
+  params = params_of(cfg)
+  tree = policy.logits(
+    params, cfg, policy.hidden(params, cfg, tokens, segment, position, parent, remat=True)
+  )[0]
+  for branch in ([1, 2, 3], [1, 2, 4], [1, 5], [6]):
+    here = np.flatnonzero(np.isin(segment[0], branch))
+    np.testing.assert_allclose(
+      tree[here], reference.logits(cfg, params, tokens[0, here]), atol=2e-5
+    )
+
+
+@pytest.mark.parametrize("cfg", [QWEN3, GEMMA3], ids=["plain", "window and cap"])
+def test_attention_in_blocks_is_dense_attention_in_value_and_gradient(cfg):
+  B, T, K, G, d = 2, 150, cfg.kv_heads, cfg.groups, cfg.head_dim  # blocks of 96 and 54 queries
+  segment = np.repeat([[1, 2, 3, 0], [1, 2, 3, 4]], [70, 30, 40, 10], axis=1).astype(np.int32)
+  parent = np.array([[0, 0, 1, 1, 0], [0, 0, 1, 2, 0]], np.int32)
+  position = np.stack([np.r_[:100, 70:120], np.r_[:140, :10]])
+  kin = np.zeros((B, 5, 5), bool)
+  for b, s, a in ((0, 2, 1), (0, 3, 1), (1, 2, 1), (1, 3, 1), (1, 3, 2)):
+    kin[b, s, a] = True
+  kin[:, range(1, 5), range(1, 5)] = True
+  allowed = kin[np.arange(B)[:, None, None], segment[:, :, None], segment[:, None, :]]
+  allowed &= np.tril(np.ones((T, T), bool))
+  if cfg.sliding_window:
+    allowed &= position[:, :, None] - position[:, None, :] < cfg.sliding_window
+  rng = np.random.default_rng(9)
+  query, key, value = (
+    rng.normal(size=(B * T, *shape)).astype(np.float32) for shape in ((K, G, d), (K, d), (K, d))
+  )
+  pull = rng.normal(size=(B, T, K, G, d)) * (segment > 0)[:, :, None, None, None]
+
+  def blocks(query, key, value):
+    see = decoder.sight(segment, parent, position)
+    out = decoder.attend_packed(cfg, query, key, value, see, cfg.sliding_window)
+    return out.reshape(pull.shape)
+
+  def dense(query, key, value):
+    query, key, value = (array.reshape(B, T, *array.shape[1:]) for array in (query, key, value))
+    score = cfg.attention_scale * jnp.einsum("btkgd,bskd->bkgts", query, key)
+    if cfg.attention_soft_cap is not None:
+      score = cfg.attention_soft_cap * jnp.tanh(score / cfg.attention_soft_cap)
+    weight = jax.nn.softmax(jnp.where(allowed[:, None, None], score, -1e9))
+    return jnp.einsum("bkgts,bskd->btkgd", weight, value)
+
+  for got, want in zip(
+    *(
+      jax.jit(jax.value_and_grad(lambda *a, f=f: jnp.sum(f(*a) * pull), argnums=(0, 1, 2)))(
+        query, key, value
+      )
+      for f in (blocks, dense)
+    ),
+    strict=True,
+  ):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5, rtol=1e-4), got, want)
+
+
+def test_the_gradient_of_the_gated_activation_is_the_derivative():
+  wide = jax.random.normal(jax.random.key(0), (5, 12))
+  for name, act in (("silu", jax.nn.silu), ("gelu_tanh", jax.nn.gelu)):
+    got = jax.grad(lambda w, name=name: jnp.sum(jnp.sin(decoder.gated(name, w))))(wide)
+    want = jax.grad(lambda w, act=act: jnp.sum(jnp.sin(act(w[:, :6]) * w[:, 6:])))(wide)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
 def test_sliding_window_hides_what_lies_further_back():
   # One local layer with window 5: position 9 sees 5..9. Two would see further through the stack.
   cfg = DecoderConfig.tiny(128, dim=64, layers=1, sliding_window=5)
@@ -169,6 +242,30 @@ def test_logprobs_are_a_tempered_softmax_at_the_gathered_positions(cfg):
     assert entropy_BSK[b, s, k] == pytest.approx(-np.sum(np.exp(full) * full), abs=1e-4)
   assert not np.any(np.where(batch.mask_BSK, 0, logp_BSK))
   assert policy.logprobs(params, cfg, batch, entropy=False)[1] is None
+
+
+def test_scoring_only_as_many_entries_as_positions_changes_nothing():
+  batch = batch_of(np.random.default_rng(4))
+  wide = (*batch.mask_BSK.shape[:2], 40)  # S * K = 80 entries of T = 24 positions, 3 of them real
+  sparse = np.zeros(wide, np.int32)
+  sparse[..., 10:34:8] = 1
+  at = np.nonzero(sparse)
+
+  def spread(array):
+    out = np.zeros(wide, array.dtype)
+    out[at] = array.reshape(-1)
+    return out
+
+  big = batch._replace(
+    gather_BSK=spread(batch.gather_BSK),
+    target_BSK=spread(batch.target_BSK),
+    mask_BSK=spread(batch.mask_BSK),
+  )
+  want = policy.logprobs(params_of(QWEN3), QWEN3, batch, entropy=True)
+  got = policy.logprobs(params_of(QWEN3), QWEN3, big, entropy=True)
+  for small, large in zip(want, got, strict=True):
+    np.testing.assert_allclose(np.asarray(large)[at], small.reshape(-1), atol=1e-5)
+    assert np.count_nonzero(large) == batch.mask_BSK.sum()
 
 
 def test_masked_entries_send_no_gradient_whatever_they_hold():

@@ -1,12 +1,16 @@
 """The training step: its gradient is that of the whole batch, on the sampled tokens and nothing else."""
 
 import dataclasses
+import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from experiments import base, recipes
 from memrl_jax.models import policy
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.rollout import pack
@@ -15,6 +19,7 @@ from tests.rollout import trials as make
 
 CFG = DecoderConfig.tiny(64, dim=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_dim=48)
 PACK = pack.PackConfig(sequences=4, length=24, rows=3, response=5)
+PACK_TREE = pack.PackConfig(sequences=3, length=96, rows=6, response=5)
 LOSS = objective.LossConfig(entropy_coef=0.01)
 
 
@@ -49,10 +54,34 @@ def rows(count, seed=0):
   return out
 
 
-def trainer(config=LOSS, shape=None, devices=1):
+def family(trials=3, turns=4, seed=0):
+  """Rows of trials at one task: the rules first, then what was said and seen so far."""
+  rng = np.random.default_rng(seed)
+  out = []
+  for _ in range(trials):
+    prompt = np.arange(1, 15)
+    for _ in range(turns):
+      ids = rng.integers(20, 23, rng.integers(1, 5))
+      sample = make.sample(prompt, ids)
+      sample = sample._replace(
+        logps=rng.normal(-4, 0.3, len(ids)).astype(np.float32), temperature=rng.uniform(0.7, 1.3)
+      )
+      out.append(
+        dataclasses.replace(
+          make.turn(0, "play", 0),
+          sample=sample,
+          advantage=float(rng.normal()),
+          value_target=float(rng.normal()),
+        )
+      )
+      prompt = np.concatenate([prompt, ids, rng.integers(30, 32, 3)])
+  return out
+
+
+def trainer(config=LOSS, shape=None, devices=1, cfg=CFG):
   tx = step.optimiser(step.OptimConfig(learning_rate=1e-3), 10)
   grid = mesh.make(shape or mesh.MeshConfig(), jax.devices()[:devices])
-  return step.Trainer(CFG, config, tx, grid, max_tokens=PACK.response)
+  return step.Trainer(cfg, config, tx, grid, max_tokens=PACK.response)
 
 
 def gradients(turns, params, config=LOSS, shape=None, devices=1, packing=PACK):
@@ -63,6 +92,54 @@ def gradients(turns, params, config=LOSS, shape=None, devices=1, packing=PACK):
 
 def close(a, b, atol=1e-6):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=1e-4), a, b)
+
+
+def test_shared_prefixes_give_the_loss_and_gradient_of_separate_rows():
+  cfg = dataclasses.replace(CFG, sliding_window=7, global_every=2)  # a local and a global layer
+  params = policy.init(jax.random.key(0), cfg)
+  tree = {"policy": params, "critic": step.init_critic(params, cfg)}
+  tree["critic"]["value"] = jax.random.normal(jax.random.key(1), (cfg.dim,))  # 0 sends nothing down
+  config = dataclasses.replace(LOSS, kl_coef=0.1)
+  turns = family()
+  found = {}
+  for share in pack.SHARE:
+    packed = pack.pack_with_places(turns, dataclasses.replace(PACK_TREE, share=share))
+    one = trainer(config, cfg=cfg)
+    grads = one.gradients(tree, packed.batches)
+    _, metrics = one.update(one.init(params, tree["critic"]), packed.batches)
+    found[share] = packed.tokens, grads, metrics
+  (shared, mine, metrics), (apart, plain, wanted) = found["prefix"], found["none"]
+  relative = {name: distance(mine[name], plain[name]) for name in plain}
+  print(f"tokens {shared} instead of {apart}; gradients differ by {relative}")
+  assert shared < 0.6 * apart
+  assert max(relative.values()) < 1e-5
+  for name, value in wanted.items():
+    np.testing.assert_allclose(metrics[name], value, rtol=2e-5, atol=1e-6, err_msg=name)
+
+
+def distance(tree, other):
+  """|a - b| / |b| over all weights."""
+  gap = jax.tree.map(lambda a, b: a - b, tree, other)
+  return float(optax.global_norm(gap) / optax.global_norm(other))
+
+
+def test_the_step_holds_no_array_of_positions_times_vocabulary(params):
+  # V is so large that nothing else comes near: the embedding has V * 32, a chunk of logits at most
+  # B * S * K = 60 of the B * T = 384 positions.
+  cfg = dataclasses.replace(CFG, vocab=4096)
+  one = trainer(cfg=cfg)
+  packing = dataclasses.replace(PACK, length=96)
+  batch = pack.empty(packing)
+  weights = {"policy": policy.shapes(cfg)}
+  sums = jax.eval_shape(one._zeros_fn, weights)
+  compiled = one._accumulate.lower(
+    weights, sums, batch, batch.behaviour_BSK, batch.behaviour_BSK
+  ).compile()
+  shapes = re.findall(r"\b(?:f|bf|s|u|pred)\d*\[([\d,]+)\]", compiled.as_text())
+  largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
+  everywhere = packing.sequences * packing.length * 4096
+  assert 4096 * 32 <= largest < everywhere
+  assert compiled.memory_analysis().temp_size_in_bytes < 4 * everywhere
 
 
 @pytest.mark.parametrize("aggregate", objective.AGGREGATES)
@@ -89,7 +166,9 @@ def test_the_gradient_on_four_devices_is_that_on_one(params, shape, uncached):
 def test_prompt_environment_and_padding_logits_have_exactly_zero_gradient(params):
   """With all logits laid open, the loss moves only those that predict a sampled token."""
   (batch,) = pack.pack(rows(5), PACK)
-  hidden_BTD = policy.hidden(params, CFG, batch.tokens_BT, batch.segment_BT, batch.position_BT)
+  hidden_BTD = policy.hidden(
+    params, CFG, batch.tokens_BT, batch.segment_BT, batch.position_BT, batch.parent_BN
+  )
   logits_BTV = policy.logits(params, CFG, hidden_BTD)
 
   def loss(logits_BTV):
@@ -201,6 +280,26 @@ def test_trainer_old_log_probs_make_the_first_ratio_one_and_weigh_by_the_sampler
   old = one.score(params, batches)
   _, metrics = one.update(one.init(params, None), batches, old=old)
   assert metrics["train/ratio"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_on_policy_every_ratio_is_one_at_any_temperature(params):
+  one = trainer()
+  batches = pack.pack(family(), PACK_TREE)
+  scored = one.score(params, batches)
+  on_policy = [b._replace(behaviour_BSK=s) for b, s in zip(batches, scored, strict=True)]
+  _, metrics = one.update(one.init(params, None), on_policy)
+  assert metrics["train/ratio"] == pytest.approx(1.0, abs=1e-6)
+  assert metrics["train/logp_gap_max"] < 1e-5 and metrics["train/clipped"] == 0
+
+
+@pytest.mark.parametrize("field", ["top_p", "top_k", "temperature"])
+@pytest.mark.parametrize("method", ["lamer", "ppo", "grpo", "rloo", "gigpo"])
+def test_no_method_trains_on_a_truncated_distribution(method, field):
+  config = base.new(method, "darkroom")
+  getattr(recipes, method)(config, "laptop")
+  config.sampling[field] = {"top_p": 0.9, "top_k": 20, "temperature": 0.0}[field]
+  with pytest.raises(ValueError, match="need temperature > 0, top_p 1 and top_k 0"):
+    base.settings(config)
 
 
 def test_a_mesh_that_does_not_fit_says_how_many_devices_it_needs():
