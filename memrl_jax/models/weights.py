@@ -15,8 +15,8 @@ Letters: L layers, D width, K key-value heads, G query heads per key-value head,
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
+import math
 import os
 import pathlib
 import re
@@ -43,6 +43,7 @@ _CONFIG = "config.json"
 _OURS = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
 _STORAGE = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 _READABLE = (np.float32, np.float16, np.float64, ml_dtypes.bfloat16)
+_SMALL = 2**26  # bytes of all layers together that may lie on the host at once
 # What an export takes along from the directory that the weights came from.
 _COMPANIONS = (
   "generation_config.json",
@@ -106,6 +107,8 @@ def from_reader(
   Raises:
     ValueError: a tensor is missing, unexpected, of the wrong shape or not of floating point.
   """
+  if dtype not in _STORAGE:
+    raise ValueError(f"parameters cannot be {dtype!r}; choose {' or '.join(_STORAGE)}")
   expected, names = huggingface.tensor_shapes(cfg), set(names)
   _check_names(cfg, expected, names, source)
   storage = _STORAGE[dtype]
@@ -123,7 +126,7 @@ def from_reader(
       )
     return tensor
 
-  shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, storage), policy.shapes(cfg))
+  shapes = _shapes(cfg, storage)
   shardings = jax.tree_util.tree_map_with_path(place or (lambda path, leaf: None), shapes)
 
   def array(name: str, sharding: jax.sharding.Sharding | None) -> jax.Array:
@@ -169,7 +172,7 @@ def save_directory(
   if source is not None:
     fields |= _companions(pathlib.Path(source), folder)
   storage, shapes = _STORAGE[dtype], huggingface.tensor_shapes(cfg)
-  size = {name: int(np.prod(shape)) * storage.itemsize for name, shape in shapes.items()}
+  size = {name: math.prod(shape) * storage.itemsize for name, shape in shapes.items()}
   files = _plan_files(size, shard_bytes)
   parts: dict[str, np.ndarray] = {}
   for name, tensor in _tensors(cfg, params):
@@ -226,28 +229,47 @@ def _split_layer(cfg: DecoderConfig, layer: policy.Params) -> dict[str, np.ndarr
   return split
 
 
-def _fuse_layer(
-  cfg: DecoderConfig, get: Callable[[str], np.ndarray], storage: np.dtype
-) -> policy.Params:
-  """Inverse of `_split_layer`; the arrays are new."""
-  D, K, G, d, M = cfg.dim, cfg.kv_heads, cfg.groups, cfg.head_dim, cfg.mlp_dim
-  qkv, out = _empty((D, K, G + 2, d), storage), _empty((K, G, d, D), storage)
-  gate_up, down = _empty((D, 2, M), storage), _empty((M, D), storage)
-  bias = _empty((K, G + 2, d), storage)
+def _fuse_layer(cfg: DecoderConfig, get: Callable[[str], np.ndarray], layer: policy.Params) -> None:
+  """Inverse of `_split_layer`, into the arrays of `layer`."""
+  D, K, G, d = cfg.dim, cfg.kv_heads, cfg.groups, cfg.head_dim
   for name, heads in _heads(G).items():
     tensor = get(f"self_attn.{name}.weight").reshape(K, -1, d, D)
     for k in range(K):
-      qkv[:, k, heads] = tensor[k].transpose(2, 0, 1)
+      layer["qkv"][:, k, heads] = tensor[k].transpose(2, 0, 1)
     if cfg.qkv_bias:
-      bias[:, heads] = get(f"self_attn.{name}.bias").reshape(K, -1, d)
-  _transpose(get("self_attn.o_proj.weight"), out.reshape(-1, D))
-  _transpose(get("mlp.gate_proj.weight"), gate_up[:, 0])
-  _transpose(get("mlp.up_proj.weight"), gate_up[:, 1])
-  _transpose(get("mlp.down_proj.weight"), down)
-  layer = {"qkv": qkv, "out": out, "gate_up": gate_up, "down": down}
+      layer["qkv_bias"][:, heads] = get(f"self_attn.{name}.bias").reshape(K, -1, d)
+  _transpose(get("self_attn.o_proj.weight"), layer["out"].reshape(-1, D))
+  _transpose(get("mlp.gate_proj.weight"), layer["gate_up"][:, 0])
+  _transpose(get("mlp.up_proj.weight"), layer["gate_up"][:, 1])
+  _transpose(get("mlp.down_proj.weight"), layer["down"])
   for ours, theirs in huggingface.norm_names(cfg).items():
-    layer[ours] = {"weight": np.array(get(theirs), storage)}
-  return layer | ({"qkv_bias": bias} if cfg.qkv_bias else {})
+    layer[ours]["weight"][...] = get(theirs)
+
+
+def _layer_shapes(cfg: DecoderConfig) -> dict[str, tuple[int, ...]]:
+  """The arrays of one layer, without its norms."""
+  D, K, G, d, M = cfg.dim, cfg.kv_heads, cfg.groups, cfg.head_dim, cfg.mlp_dim
+  shapes = {"qkv": (D, K, G + 2, d), "out": (K, G, d, D), "gate_up": (D, 2, M), "down": (M, D)}
+  return shapes | ({"qkv_bias": (K, G + 2, d)} if cfg.qkv_bias else {})
+
+
+def _shapes(cfg: DecoderConfig, storage: np.dtype) -> policy.Params:
+  """`policy.shapes` in another type, without tracing the module, which takes most of a second."""
+
+  def struct(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, storage)
+
+  layers = {name: struct(cfg.layers, *shape) for name, shape in _layer_shapes(cfg).items()}
+  for name in huggingface.norm_names(cfg):
+    width = cfg.head_dim if name in ("query_norm", "key_norm") else cfg.dim
+    layers[name] = {"weight": struct(cfg.layers, width)}
+  table = struct(cfg.vocab, cfg.dim)
+  return {
+    "embedding": table,
+    "final_norm": {"weight": struct(cfg.dim)},
+    "layers": layers,
+    **({} if cfg.tie_embeddings else {"head": table}),
+  }
 
 
 def _heads(G: int) -> dict[str, slice]:
@@ -264,31 +286,43 @@ def _transpose(tensor: np.ndarray, into: np.ndarray, block: int = 256) -> None:
 def _read_layers(
   cfg: DecoderConfig, get: Callable[[str], np.ndarray], shapes: Any, shardings: Any
 ) -> policy.Params:
-  """Fill the stacked layers in place, one layer after the other."""
+  """The stacked layers, filled in place one after the other; all at once where they are small."""
+  size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+  count = cfg.layers if size <= _SMALL else 1
 
-  def one(sharding: jax.sharding.Sharding | None) -> jax.sharding.Sharding | None:
-    """The sharding of a single layer [1, ...]: the stack's, but for the leading axis."""
-    if isinstance(sharding, jax.sharding.NamedSharding):
-      spec = jax.sharding.PartitionSpec(None, *sharding.spec[1:])
-      return jax.sharding.NamedSharding(sharding.mesh, spec)
-    return sharding
+  def block(start: int) -> policy.Params:
+    arrays = jax.tree.map(lambda leaf: _empty((count, *leaf.shape[1:]), leaf.dtype), shapes)
+    for index in range(count):
+      _fuse_layer(
+        cfg,
+        lambda name, layer=start + index: get(huggingface.layer_name(layer, name)),
+        jax.tree.map(lambda array, index=index: array[index], arrays),
+      )
+    return arrays
 
+  if count == cfg.layers:
+    return jax.tree.map(_put, block(0), shardings)
   none = {"is_leaf": lambda leaf: leaf is None}
-  single = jax.tree.map(one, shardings, **none)
-  placed = shardings if any(leaf is not None for leaf in jax.tree.leaves(shardings)) else None
-  empty = functools.partial(jax.tree.map, lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-  stack = jax.jit(empty, out_shardings=placed)()
+  single = jax.tree.map(_without_leading, shardings, **none)
+  placed = shardings if jax.tree.leaves(shardings) else None
+  empty = jax.jit(
+    lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes),
+    out_shardings=placed,
+  )
   fill = jax.jit(_fill, donate_argnums=0, out_shardings=placed)
+  stack = empty()
   for index in range(cfg.layers):
-    layer = _fuse_layer(
-      cfg,
-      lambda name, index=index: get(huggingface.layer_name(index, name)),
-      jax.tree.leaves(shapes)[0].dtype,
-    )
-    layer = jax.tree.map(lambda leaf, sharding: _put(leaf[None], sharding), layer, single)
-    stack = fill(stack, layer, np.int32(index))
+    stack = fill(stack, jax.tree.map(_put, block(index), single), np.int32(index))
     jax.block_until_ready(stack)  # or the next layers pile up on the host
   return stack
+
+
+def _without_leading(sharding: jax.sharding.Sharding | None) -> jax.sharding.Sharding | None:
+  """The sharding of a single layer [1, ...], from the stack's."""
+  if isinstance(sharding, jax.sharding.NamedSharding):
+    spec = jax.sharding.PartitionSpec(None, *sharding.spec[1:])
+    return jax.sharding.NamedSharding(sharding.mesh, spec)
+  return sharding
 
 
 def _fill(stack: policy.Params, layer: policy.Params, index: jax.Array) -> policy.Params:
@@ -299,7 +333,7 @@ def _fill(stack: policy.Params, layer: policy.Params, index: jax.Array) -> polic
 
 def _empty(shape: tuple[int, ...], storage: np.dtype) -> np.ndarray:
   """Memory that begins at a multiple of 64: the CPU backend then takes it over without a copy."""
-  size = int(np.prod(shape)) * storage.itemsize
+  size = math.prod(shape) * storage.itemsize
   raw = np.empty(size + 64, np.uint8)
   start = -raw.ctypes.data % 64
   return raw[start : start + size].view(storage).reshape(shape)

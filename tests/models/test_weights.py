@@ -3,11 +3,12 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from memrl_jax.models import policy, tiny, weights
+from memrl_jax.models import decoder, policy, tiny, weights
 from memrl_jax.models.config import DecoderConfig, RopeScaling
 from memrl_jax.training import mesh
 
@@ -49,12 +50,14 @@ def noisy(cfg):
 
 @pytest.mark.parametrize("shard_bytes", [10**9, 100_000], ids=["single", "sharded"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_checkpoint_comes_back_bit_for_bit(tmp_path, family, shard_bytes):
+def test_a_checkpoint_comes_back_bit_for_bit(tmp_path, monkeypatch, family, shard_bytes):
+  monkeypatch.setattr(weights, "_SMALL", 0 if shard_bytes == 100_000 else 10**9)
   cfg = DecoderConfig.tiny(96, **(dict(dim=64, layers=2) | FAMILIES[family]))
   params = noisy(cfg)
   weights.save_directory(tmp_path, cfg, params, shard_bytes=shard_bytes)
   loaded_cfg, loaded = weights.load_directory(tmp_path)
   assert loaded_cfg == cfg
+  assert jax.tree.map(np.shape, loaded) == jax.tree.map(np.shape, policy.shapes(cfg))
   jax.tree.map(np.testing.assert_array_equal, loaded, params)
   assert json.loads((tmp_path / "config.json").read_text())["model_type"].startswith(family)
   names = sorted(path.name for path in tmp_path.iterdir())
@@ -91,7 +94,8 @@ def test_the_shipped_checkpoints_load_as_the_numbers_in_their_files(family):
     np.testing.assert_array_equal(tensor, file[name].astype(np.float32))
 
 
-def test_weights_go_to_the_sharding_they_are_given(tmp_path):
+@pytest.mark.parametrize("small", [0, 10**9], ids=["layer by layer", "at once"])
+def test_weights_go_to_the_sharding_they_are_given(tmp_path, monkeypatch, small):
   cfg = DecoderConfig.tiny(96, dim=64, layers=2, tie_embeddings=False)
   weights.save_directory(tmp_path, cfg, noisy(cfg))
   grid = mesh.make(mesh.MeshConfig(fsdp=2, tensor=2))
@@ -102,6 +106,7 @@ def test_weights_go_to_the_sharding_they_are_given(tmp_path):
       nested = {key.key: nested}
     return jax.tree.leaves(mesh.param_shardings(grid, nested))[0]
 
+  monkeypatch.setattr(weights, "_SMALL", small)
   got = weights.load_directory(tmp_path, place=place)[1]
   want = mesh.place_params(grid, weights.load_directory(tmp_path)[1])
   jax.tree.map(np.testing.assert_array_equal, got, want)
@@ -133,6 +138,8 @@ def test_loading_as_bfloat16_keeps_the_bits_of_a_bfloat16_file(tmp_path):
   tensors = weights.to_tensors(cfg, params)
   for name, tensor in safetensors.numpy.load_file(tmp_path / "model.safetensors").items():
     np.testing.assert_array_equal(tensor, tensors[name])
+  with pytest.raises(ValueError, match="parameters cannot be 'float8'; choose float32 or bfloat16"):
+    weights.load_directory(tmp_path, dtype="float8")
 
 
 def test_a_stored_copy_of_a_tied_head_is_read_and_another_head_is_refused(tmp_path, params):
@@ -301,3 +308,11 @@ def test_what_no_architecture_can_say_is_not_saved(tmp_path):
   with pytest.raises(ValueError, match=r"no architecture of .* describes this decoder"):
     weights.save_directory(tmp_path, cfg, policy.init(jax.random.key(0), cfg))
   assert not list(tmp_path.iterdir())
+
+
+def test_a_bfloat16_norm_is_widened_before_one_is_added():
+  # Gemma stores w - 1. In bfloat16 1 + 2^-10 is 1, so the sum must be float32: rms(3, 4) = sqrt(12.5).
+  weight = jnp.array([2**-10, -(2**-10)], jnp.bfloat16)
+  got = decoder.rms_norm(jnp.array([[3.0, 4.0]]), weight, eps=0.0, offset=1.0)
+  want = np.array([[3 * (1 + 2**-10), 4 * (1 - 2**-10)]]) / np.sqrt(12.5)
+  np.testing.assert_allclose(got, want, rtol=1e-6)
