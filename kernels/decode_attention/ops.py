@@ -1,0 +1,86 @@
+"""decode_attention as callers see it: the same equation as `ref`, over the live columns only.
+
+Libraries have relatives of it, and none fits. jax's paged_attention and ragged_paged_attention for
+TPU (jax 0.10.2) read pages through a table, of which this cache, one stretch a row with keys
+transposed, would have to become a copy; neither returns the log-sum-exp that merging needs. jax's
+decode_attention for GPU has a start and a length, but no soft cap, and wants a cache [R, C, K, d].
+tokamax on TPU refuses lengths (`mask.k_end`), pages and grouped heads.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from .. import target
+from . import pallas, ref, xla
+
+Impl = Literal["auto", "ref", "xla", "pallas"]
+
+
+def decode_attention(
+  query_RKGd: jax.Array,
+  key_RKdC: jax.Array,
+  value_RKCd: jax.Array,
+  length_R: jax.Array,
+  start_R: jax.Array | None = None,
+  *,
+  scale: float,
+  soft_cap: float | None = None,
+  block: int | None = None,
+  impl: Impl = "auto",
+) -> ref.Part:
+  """Attention of a row's queries over columns start <= c < length of its cache; see `ref`.
+
+  `start_R` (None: 0) is also how a sliding window is given: for a token at position p and a cache
+  whose column 0 is position o, start = p + 1 - window - o; below 0 counts as 0, lengths above C as
+  C. The queries' own key and value are seen only if they are in the cache, or in another part.
+  Float32; `merge` adds up parts. For generation only: the kernel has no gradient.
+
+  "xla" and "pallas" read the cache in blocks of `block` columns, up to the longest row ("xla") or
+  to the end of each row ("pallas", for TPU, inside `shard_map` where there are several: rows over
+  the data axes, K over the tensor axis). "auto" is "pallas" where that can run, else "xla".
+  """
+  _check(query_RKGd, key_RKdC, value_RKCd, length_R, start_R, block)
+  if start_R is None:
+    start_R = jnp.zeros_like(length_R)
+  length_R = jnp.minimum(length_R, key_RKdC.shape[-1])
+  start_R = jnp.maximum(start_R, 0)
+  if impl == "auto":
+    impl = "pallas" if target.chooses_pallas() else "xla"
+  options = dict(scale=scale, soft_cap=soft_cap)
+  arrays = target.vary_alike(query_RKGd, key_RKdC, value_RKCd, length_R, start_R)
+  match impl:
+    case "ref":
+      return ref.decode_attention(*arrays, **options)
+    case "xla":
+      return xla.decode_attention(*arrays, **options, block=xla.fit(key_RKdC, block))
+    case "pallas":
+      target.require_tpu("decode_attention")
+      return pallas.decode_attention(*arrays, **options, block=pallas.fit(key_RKdC, block))
+    case _:
+      raise ValueError(
+        f'decode_attention got impl={impl!r}; choose "auto", "xla", "pallas" or "ref"'
+      )
+
+
+def _check(query, key, value, length, start, block):
+  R, K, _, d = query.shape if query.ndim == 4 else (None,) * 4
+  C = key.shape[-1]
+  if key.shape != (R, K, d, C) or value.shape != (R, K, C, d):
+    raise ValueError(
+      f"decode_attention needs queries [R, K, G, d], keys [R, K, d, C] and values [R, K, C, d], got "
+      f"{query.shape}, {key.shape} and {value.shape}; keys lie transposed"
+    )
+  if not query.dtype == key.dtype == value.dtype:
+    raise ValueError(
+      f"decode_attention got queries, keys and values of {query.dtype}, {key.dtype} and "
+      f"{value.dtype}; cast the queries to the type of the cache"
+    )
+  for name, array in (("length_R", length), ("start_R", start)):
+    if array is not None and (array.shape != (R,) or array.dtype != jnp.int32):
+      raise ValueError(
+        f"decode_attention got {name} {array.dtype}{array.shape} for {R} rows; give int32 ({R},)"
+      )
+  if block is not None and block < 1:
+    raise ValueError(f"decode_attention got block={block}; at least one column a block is needed")
