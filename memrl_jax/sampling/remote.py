@@ -4,35 +4,13 @@
 reply. A request that is sent again has the same id and the same seed, so that it samples the same and
 is sampled once where the server remembers ids (ours does). Without ids and log-probs of the sampled
 distribution a reply is text only: good for evaluation and frozen policies, never for training.
-
-What a server can give; `Client.gives` measures it when it connects and believes no table:
-
-  server             ids in, out   log-probs of softmax(z/T)  same seed, same text  weights from a path
-  memrl_jax (serve)  yes, yes      yes                        yes                   yes, with version
-  transformers 5.24  no, no        no                         one at a time         no
-  vLLM               yes, yes      T = 1; else (1)            yes, but for batching yes (2), no version
-  SGLang             yes, yes      yes (3)                    (4)                   yes, with version
-  SGLang-JAX         yes, yes      yes                        (5)                   no
-
-  (1) --logprobs-mode processed_logprobs; its default, raw_logprobs, ignores the temperature
-  (2) VLLM_SERVER_DEV_MODE=1: POST /collective_rpc, reload_weights with weights_path
-  (3) unless SGLANG_RETURN_ORIGINAL_LOGPROB is set
-  (4) --enable-deterministic-inference, then sampling_seed   (5) --enable-deterministic-sampling
-
-Lines 1 and 2 are measured (tests/sampling/test_serve.py, tests/real/test_remote_server.py): of
-transformers, that it refuses a prompt of ids, ignores `logprobs`, and samples only where the field
-generation_config says so, seeding one generator for all requests. The others are read, not run:
-vLLM, docs.vllm.ai (OpenAI-compatible server, v1/sample/sampler, layerwise reload) and its
-entrypoints/openai/completion/protocol.py; SGLang, docs.sglang.io (native API, sampling parameters,
-SGLang for RL); SGLang-JAX, srt/entrypoints/http_server.py and srt/layers/sampler.py at cddbf6f.
-Servers that list another owner (llama.cpp, Ollama, hosted ones) are spoken to as text chats.
+`dialects` has the table of what each kind of server gives.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import json
 import os
 import pathlib
 import queue
@@ -40,29 +18,17 @@ import secrets
 import shutil
 import threading
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import httpx2
 import numpy as np
 
-from memrl_jax.types import Message
+from memrl_jax.sampling.dialects import DIALECTS, Ask, RemoteError, Reply, Transient
 
 _NOTHING = np.zeros(0, np.int32), np.zeros(0, np.float32)
 _LONGEST_WAIT_S = 30.0
 _PROBES = 8
-
-
-class RemoteError(OSError):
-  """The server cannot be used like this; the message is one sentence with what to change."""
-
-
-class _Transient(Exception):
-  """May pass; `wait_s` is how long the server asks to be left alone."""
-
-  def __init__(self, reason: str, wait_s: float = 0.0):
-    super().__init__(reason)
-    self.wait_s = wait_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,44 +74,6 @@ class RemoteConfig:
       raise ValueError("connect_s and read_s must be above 0, backoff_s >= 0 (config.remote)")
 
 
-class Ask(NamedTuple):
-  """One prompt and how to answer it: `prompt` as ids, or `messages` where the server reads text.
-
-  `key` is uint32 [2], as of `engine.Request`; a server's seed is made from it.
-  """
-
-  key: np.ndarray
-  max_tokens: int
-  prompt: np.ndarray | None = None
-  messages: Sequence[Message] = ()
-  temperature: float = 1.0
-  top_p: float = 1.0
-  top_k: int = 0
-  stop: tuple[int, ...] = ()
-
-  def seed(self, bits: int = 64) -> int:
-    """The key as one signed whole number of so many bits; of 31 or fewer, a positive one."""
-    high, low = (int(part) for part in self.key)
-    number = high << 32 | low
-    if bits < 64:
-      return (number ^ number >> 32) & (1 << bits) - 1
-    return number - (1 << 64) if number >> 63 else number
-
-
-class Reply(NamedTuple):
-  """What was sampled. `logps` are nats under softmax(logits / T), one per id, or both are empty.
-
-  `finish` is "stop" where the last id is one of the request's stop ids, else the server's word.
-  `version` counts the weight updates before it was sampled.
-  """
-
-  text: str
-  ids: np.ndarray
-  logps: np.ndarray
-  finish: str
-  version: int
-
-
 class Failure(NamedTuple):
   """There will be no reply; why not."""
 
@@ -178,167 +106,6 @@ class Counts:
   retried: int = 0
   stale: int = 0
   untrainable: int = 0
-
-
-# What differs between servers.
-
-
-class Dialect(NamedTuple):
-  """How to speak to a kind of server. `push` names the calls that load weights, or is None."""
-
-  path: str
-  body: Callable[[Ask, str, str], dict[str, Any]]
-  read: Callable[[dict[str, Any], Ask], Reply]
-  push: Callable[[str, int], list[tuple[str, Any]]] | None
-  hint: str = ""
-
-
-def _completions_body(ask: Ask, model: str, name: str) -> dict[str, Any]:
-  return {
-    "model": model,
-    "prompt": np.asarray(ask.prompt).tolist(),
-    "max_tokens": ask.max_tokens,
-    "temperature": ask.temperature,
-    "top_p": ask.top_p,
-    "top_k": ask.top_k,
-    "seed": ask.seed(),
-    "stop_token_ids": list(ask.stop),
-    "logprobs": 0,
-    "return_token_ids": True,
-  }
-
-
-def _vllm_body(ask: Ask, model: str, name: str) -> dict[str, Any]:
-  # Versions without return_token_ids ignore it and write the ids into logprobs.tokens.
-  return _completions_body(ask, model, name) | {"return_tokens_as_token_ids": True}
-
-
-def _read_completion(reply: dict[str, Any], ask: Ask) -> Reply:
-  (choice,) = reply["choices"]
-  logprobs = choice.get("logprobs") or {}
-  ids = choice.get("token_ids")
-  if ids is None:
-    marked = [word.partition("token_id:")[2] for word in logprobs.get("tokens") or ()]
-    ids = [int(word) for word in marked] if all(marked) else []
-  logps = logprobs.get("token_logprobs") or []
-  return _reply(
-    choice["text"], ids, logps, choice["finish_reason"], reply.get("weight_version"), ask
-  )
-
-
-def _sglang_body(ask: Ask, model: str, name: str) -> dict[str, Any]:
-  return {
-    "input_ids": np.asarray(ask.prompt).tolist(),
-    "sampling_params": {
-      "max_new_tokens": ask.max_tokens,
-      "temperature": ask.temperature,
-      "top_p": ask.top_p,
-      "top_k": ask.top_k or -1,
-      "stop_token_ids": list(ask.stop),
-      "sampling_seed": ask.seed(31),
-    },
-    "return_logprob": True,
-    "rid": name,
-  }
-
-
-def _read_sglang(reply: dict[str, Any], ask: Ask) -> Reply:
-  about = reply["meta_info"]
-  pairs = about.get("output_token_logprobs") or []
-  finish = about["finish_reason"]["type"]
-  if finish == "abort":
-    raise _Transient(f"the server gave the request up: {about['finish_reason'].get('message')}")
-  version = about.get("weight_version")
-  logps, ids = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-  return _reply(reply.get("text") or "", ids, logps, finish, version, ask)
-
-
-def _chat_body(ask: Ask, model: str, name: str) -> dict[str, Any]:
-  if ask.top_k:
-    raise RemoteError(
-      f"a text chat has no top_k, and {ask.top_k} was asked for; set top_k to 0 "
-      "(config.sampling, config.eval)"
-    )
-  return {
-    "model": model,
-    "messages": [message._asdict() for message in ask.messages],
-    "max_tokens": ask.max_tokens,
-    "temperature": ask.temperature,
-    "top_p": ask.top_p,
-    "seed": ask.seed(31),
-  }
-
-
-def _transformers_body(ask: Ask, model: str, name: str) -> dict[str, Any]:
-  generation = {
-    "do_sample": ask.temperature > 0,  # the field `temperature` alone leaves it greedy
-    "temperature": ask.temperature or 1.0,
-    "top_p": ask.top_p,
-    "top_k": ask.top_k,
-    "max_new_tokens": ask.max_tokens,
-  }
-  if ask.stop:
-    generation["eos_token_id"] = list(ask.stop)
-  return {
-    "model": model,
-    "messages": [message._asdict() for message in ask.messages],
-    "seed": ask.seed(31),
-    "generation_config": json.dumps(generation),
-  }
-
-
-def _read_chat(reply: dict[str, Any], ask: Ask) -> Reply:
-  (choice,) = reply["choices"]
-  text = choice["message"].get("content") or ""
-  return _reply(text, [], [], choice["finish_reason"] or "stop", reply.get("weight_version"), ask)
-
-
-def _reply(
-  text: str, ids: list[int], logps: list[float], finish: str, version: Any, ask: Ask
-) -> Reply:
-  """A reply of checked arrays; whoever parsed it raises what a malformed one raises."""
-  if not isinstance(text, str) or len(ids) > ask.max_tokens:
-    raise ValueError(f"{len(ids)} tokens where {ask.max_tokens} were allowed")
-  if ids and logps and len(ids) != len(logps):
-    raise ValueError(f"{len(ids)} ids with {len(logps)} log-probs")
-  logps_K = np.array(logps, np.float32)
-  if not np.all(np.isfinite(logps_K)):
-    raise ValueError("a log-prob that is not finite")
-  if ids and ask.stop and ids[-1] in ask.stop:
-    finish = "stop"
-  known = isinstance(version, int) or (isinstance(version, str) and version.isdigit())
-  return Reply(text, np.array(ids, np.int32), logps_K, finish, int(version) if known else -1)
-
-
-DIALECTS: dict[str, Dialect] = {
-  "memrl_jax": Dialect(
-    "/v1/completions",
-    _completions_body,
-    _read_completion,
-    lambda path, version: [("/update_weights", {"path": path, "version": version})],
-  ),
-  "vllm": Dialect(
-    "/v1/completions",
-    _vllm_body,
-    _read_completion,
-    lambda path, version: [
-      ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}),
-      ("/reset_prefix_cache", {}),
-    ],
-    hint="start it with VLLM_SERVER_DEV_MODE=1",
-  ),
-  "sglang": Dialect(
-    "/generate",
-    _sglang_body,
-    _read_sglang,
-    lambda path, version: [
-      ("/update_weights_from_disk", {"model_path": path, "weight_version": str(version)})
-    ],
-    hint="SGLang-JAX has no such call; restart it with the new weights",
-  ),
-  "transformers": Dialect("/v1/chat/completions", _transformers_body, _read_chat, None),
-  "chat": Dialect("/v1/chat/completions", _chat_body, _read_chat, None),
-}
 
 
 class Client:
@@ -396,7 +163,7 @@ class Client:
   @property
   def reads_text(self) -> bool:
     """Whether requests carry messages, because the server takes no ids."""
-    return DIALECTS[self.gives.api].read is _read_chat
+    return DIALECTS[self.gives.api].text
 
   def submit(self, ask: Ask) -> int:
     """Sends a request in the background; its ticket comes back from `poll` with the answer."""
@@ -495,7 +262,7 @@ class Client:
     try:
       listing = self._call("GET", "/v1/models")
       models = {entry["id"]: entry.get("owned_by") for entry in listing["data"]}
-    except _Transient as error:
+    except Transient as error:
       raise RemoteError(
         f"{error}; start one (python -m memrl_jax.sampling.serve --help) or correct config.remote.url"
       ) from None
@@ -526,7 +293,7 @@ class Client:
   def _is_transformers(self) -> bool:
     try:
       return "/load_model" in self._call("GET", "/openapi.json")["paths"]
-    except (_Transient, RemoteError, KeyError, TypeError):
+    except (Transient, RemoteError, KeyError, TypeError):
       return False
 
   def _follows_temperature(self) -> bool:
@@ -565,7 +332,7 @@ class Client:
         fresh += 1
         with self._lock:
           self.counts.stale += 1
-        raise _Transient(
+        raise Transient(
           f"{self.url} answers with weights {reply.version}, and {self.version} were pushed"
         )
       return reply
@@ -598,7 +365,7 @@ class Client:
       if missing:
         raise ValueError("it lacks the sampled ids or log-probs that the server gave before")
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-      raise _Transient(
+      raise Transient(
         f"malformed reply from {self.url} ({type(error).__name__}: {error})"
       ) from None
     return reply
@@ -608,7 +375,7 @@ class Client:
     for attempt in range(self.config.retries + 1):
       try:
         return act()
-      except _Transient as error:
+      except Transient as error:
         if attempt == self.config.retries or self._closed.is_set():
           tries = f" ({attempt + 1} tries)" if attempt else ""
           raise RemoteError(f"{error}{tries}") from None
@@ -625,15 +392,15 @@ class Client:
         method, path, json=body, headers={"X-Request-Id": name} if name else {}
       )
     except (httpx2.ConnectError, httpx2.ConnectTimeout):
-      raise _Transient(f"no server answers at {self.url}") from None
+      raise Transient(f"no server answers at {self.url}") from None
     except httpx2.TimeoutException:
-      raise _Transient(f"{self.url}{path} took over {self.config.read_s:g} s") from None
+      raise Transient(f"{self.url}{path} took over {self.config.read_s:g} s") from None
     except (httpx2.TransportError, RuntimeError) as error:  # RuntimeError: closed under our feet
-      raise _Transient(f"{self.url}{path} broke off ({type(error).__name__})") from None
+      raise Transient(f"{self.url}{path} broke off ({type(error).__name__})") from None
     code = response.status_code
     if code in (408, 429) or code >= 500:
       wait = response.headers.get("Retry-After", "")
-      raise _Transient(
+      raise Transient(
         f"{self.url}{path} answered {code}: {self._message(response)}",
         float(wait) if wait.isdigit() else 0.0,
       )
@@ -647,7 +414,7 @@ class Client:
     try:
       return response.json() if response.content else {}
     except ValueError:
-      raise _Transient(f"malformed reply from {self.url}{path}: no JSON") from None
+      raise Transient(f"malformed reply from {self.url}{path}: no JSON") from None
 
   def _message(self, response: httpx2.Response) -> str:
     """What an error reply says, in any of the usual forms, without our key."""

@@ -42,7 +42,7 @@ def wait_for(url, process, log):
   while True:
     assert process.poll() is None and time.time() < deadline, log.read_text()
     try:
-      if httpx2.get(f"{url}/health", trust_env=False).status_code == 200:
+      if httpx2.get(f"{url}/health", trust_env=False, timeout=60).status_code == 200:
         return
     except httpx2.TransportError:
       time.sleep(0.2)
@@ -124,7 +124,7 @@ def test_the_table_s_line_on_transformers_is_what_it_does(server, model_director
   assert ids_out.status_code == 422 and "return_token_ids" in ids_out.text
   logps = post(server, "/v1/completions", model | {"prompt": "up", "logprobs": 0})
   assert logps.status_code == 200 and "logprobs" not in logps.json()["choices"][0]
-  paths = httpx2.get(f"{server}/openapi.json", trust_env=False).json()["paths"]
+  paths = httpx2.get(f"{server}/openapi.json", trust_env=False, timeout=60).json()["paths"]
   assert not [path for path in paths if "weight" in path or "rpc" in path]
   asked = model | {"messages": [{"role": "user", "content": "go"}], "temperature": 1.0}
   replies = [post(server, "/v1/chat/completions", asked | {"seed": seed}) for seed in range(4)]

@@ -157,7 +157,8 @@ def test_a_rollout_through_the_server_is_the_local_rollout_and_trains_the_same(c
 def post(server, path, body, name="", key=""):
   headers = {"X-Request-Id": name} if name else {}
   headers |= {"Authorization": f"Bearer {key}"} if key else {}
-  return httpx2.post(f"{server.url}{path}", json=body, headers=headers, trust_env=False)
+  url = f"{server.url}{path}"
+  return httpx2.post(url, json=body, headers=headers, trust_env=False, timeout=60)
 
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 6, "seed": 3, "logprobs": 0, "return_token_ids": True}
@@ -209,6 +210,7 @@ def test_a_web_page_cannot_drive_the_server(server):
     content=json.dumps({"path": "/x", "version": 1}),
     headers={"Content-Type": "text/plain"},
     trust_env=False,
+    timeout=60,
   )
   assert reply.status_code == 415
 
@@ -218,7 +220,7 @@ def test_a_key_is_asked_for_and_beyond_this_machine_needed():
     assert post(guarded, "/v1/completions", BODY).status_code == 401
     assert post(guarded, "/v1/completions", BODY, key="wrong").status_code == 401
     assert post(guarded, "/v1/completions", BODY, key="secret").status_code == 200
-    assert httpx2.get(f"{guarded.url}/health", trust_env=False).status_code == 200
+    assert httpx2.get(f"{guarded.url}/health", trust_env=False, timeout=60).status_code == 200
   with pytest.raises(ValueError, match="needs a key"):
     new_server(host="0.0.0.0")
 
@@ -244,7 +246,9 @@ def test_new_weights_change_answers_and_version_and_older_ones_are_refused(tmp_p
     assert post(own, "/update_weights", update).status_code == 409
     missing = post(own, "/update_weights", {"path": str(tmp_path / "none"), "version": 2})
     assert missing.status_code == 400 and "none" in missing.json()["error"]["message"]
-    assert httpx2.get(f"{own.url}/health", trust_env=False).json()["weight_version"] == 1
+    assert (
+      httpx2.get(f"{own.url}/health", trust_env=False, timeout=60).json()["weight_version"] == 1
+    )
 
 
 def test_what_is_half_sampled_ends_with_the_weights_it_began_with(tmp_path):
@@ -266,7 +270,7 @@ def test_weights_that_are_not_finite_break_the_server_loudly(capsys):
   with new_server(poisoned) as own:
     reply = post(own, "/v1/completions", BODY)
     assert reply.status_code == 503 and "not finite" in reply.json()["error"]["message"]
-    assert httpx2.get(f"{own.url}/health", trust_env=False).status_code == 503
+    assert httpx2.get(f"{own.url}/health", trust_env=False, timeout=60).status_code == 503
   assert "FloatingPointError" in capsys.readouterr().err
 
 
