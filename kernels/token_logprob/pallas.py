@@ -117,7 +117,7 @@ def _forward_kernel(hidden, embedding, label, temperature, *sums, entries, soft_
   score_RW = tile.scores(hidden[...], embedding[...], temperature[...], soft_cap)
   entry_RW = _entry(score_RW.shape, tile_index)
   score_RW = jnp.where(entry_RW < entries, score_RW, -jnp.inf)
-  hit_RW = entry_RW == label[...]
+  hit_RW = (entry_RW == label[...]) & (entry_RW < entries)
   chosen_R1 = jnp.sum(jnp.where(hit_RW, score_RW, 0.0), axis=1, keepdims=True)
   after = tile.add(jax.tree.map(lambda ref: ref[...], before), score_RW, chosen_R1)
   jax.tree.map(_store, before, after)

@@ -250,6 +250,21 @@ def test_rows_that_are_all_masked_give_zero_from_the_kernels_too(monkeypatch):
   jax.tree.map(lambda x: np.testing.assert_array_equal(x, np.zeros_like(x)), result)
 
 
+def test_a_label_of_another_device_is_not_found_in_what_a_block_reads_past_the_end(monkeypatch):
+  # 130 entries in blocks of 128: labels 130 and 255 are columns of the second block all the same.
+  monkeypatch.setattr(pallas, "BLOCKS", ((8, 128),))
+  batch = inputs(3, vocabulary=130)
+  found = tpu.interpret(
+    functools.partial(pallas.forward, soft_cap=None, entropy=False),
+    batch["hidden_ND"],
+    batch["embedding_VD"],
+    jnp.array([[129], [130], [255]]),
+    jnp.ones((3, 1)),
+  )
+  score = batch["hidden_ND"][0] @ batch["embedding_VD"][129]
+  np.testing.assert_allclose(found.chosen_N1[:, 0], [score, 0.0, 0.0], rtol=1e-5)
+
+
 @pytest.mark.parametrize("check", [True, False])
 def test_a_vocabulary_split_over_devices_equals_the_whole(check):
   # 2 x 2 devices: rows over one axis, vocabulary over the other; 3 of 8 rows are padding.
