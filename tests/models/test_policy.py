@@ -56,8 +56,8 @@ def packed(rng, lengths, width, vocab=128):
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "remat"))
-def forward(params, cfg, tokens_BT, segment_BT, position_BT, remat=False):
-  hidden = policy.hidden(params, cfg, tokens_BT, segment_BT, position_BT, remat=remat)
+def forward(params, cfg, tokens_BT, segment_BT, position_BT, parent_BN=None, remat=False):
+  hidden = policy.hidden(params, cfg, tokens_BT, segment_BT, position_BT, parent_BN, remat=remat)
   return policy.logits(params, cfg, hidden)
 
 
@@ -118,9 +118,7 @@ def test_a_branch_of_a_tree_of_segments_has_the_logits_of_a_row_of_its_own(cfg):
   position = np.concatenate([a + np.arange(n) for a, n in zip(starts, lengths, strict=True)])[None]
   tokens = np.random.default_rng(8).integers(0, 128, segment.shape).astype(np.int32)
   params = params_of(cfg)
-  tree = policy.logits(
-    params, cfg, policy.hidden(params, cfg, tokens, segment, position, parent, remat=True)
-  )[0]
+  tree = forward(params, cfg, tokens, segment, position, parent, remat=True)[0]
   for branch in ([1, 2, 3], [1, 2, 4], [1, 5], [6]):
     here = np.flatnonzero(np.isin(segment[0], branch))
     np.testing.assert_allclose(
@@ -176,8 +174,8 @@ def test_attention_in_blocks_is_dense_attention_in_value_and_gradient(cfg):
 def test_the_gradient_of_the_gated_activation_is_the_derivative():
   wide = jax.random.normal(jax.random.key(0), (5, 12))
   for name, act in (("silu", jax.nn.silu), ("gelu_tanh", jax.nn.gelu)):
-    got = jax.grad(lambda w, name=name: jnp.sum(jnp.sin(decoder.gated(name, w))))(wide)
-    want = jax.grad(lambda w, act=act: jnp.sum(jnp.sin(act(w[:, :6]) * w[:, 6:])))(wide)
+    got = jax.jit(jax.grad(lambda w, name=name: jnp.sum(jnp.sin(decoder.gated(name, w)))))(wide)
+    want = jax.jit(jax.grad(lambda w, act=act: jnp.sum(jnp.sin(act(w[:, :6]) * w[:, 6:]))))(wide)
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
@@ -261,9 +259,8 @@ def test_scoring_only_as_many_entries_as_positions_changes_nothing():
     target_BSK=spread(batch.target_BSK),
     mask_BSK=spread(batch.mask_BSK),
   )
-  want = policy.logprobs(params_of(QWEN3), QWEN3, batch, entropy=True)
-  got = policy.logprobs(params_of(QWEN3), QWEN3, big, entropy=True)
-  for small, large in zip(want, got, strict=True):
+  score = jax.jit(lambda batch: policy.logprobs(params_of(QWEN3), QWEN3, batch, entropy=True))
+  for small, large in zip(score(batch), score(big), strict=True):
     np.testing.assert_allclose(np.asarray(large)[at], small.reshape(-1), atol=1e-5)
     assert np.count_nonzero(large) == batch.mask_BSK.sum()
 

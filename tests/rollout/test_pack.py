@@ -46,6 +46,14 @@ def family(seed=0, trials=6, turns=5):
   return out + out[:2]  # two rows twice
 
 
+def brush(seed=0, count=30):
+  """Rows of very different lengths with 8 and a few more tokens in common: bins are left and refilled."""
+  rng = np.random.default_rng(seed)
+  return [
+    row([*range(1, 9), *rng.integers(1, 3, size=rng.integers(2, 45))], [5, 6]) for _ in range(count)
+  ]
+
+
 def unpacked(batches):
   """(prompt, ids, behaviour, advantage) of every row, read back along the branch that it ends."""
   found = []
@@ -90,7 +98,7 @@ def recorded(turns):
 @every_share
 @pytest.mark.parametrize("seed", range(5))
 def test_every_row_comes_back_exactly_once(share, seed):
-  for turns, config in ((rows(seed=seed), CONFIG), (family(seed), LONG)):
+  for turns, config in ((rows(seed=seed), CONFIG), (family(seed), LONG), (brush(seed), LONG)):
     found = unpacked(pack.pack(turns, dataclasses.replace(config, share=share)))
     assert sorted(found) == sorted(recorded(turns))
 

@@ -100,11 +100,9 @@ def test_shared_prefixes_give_the_loss_and_gradient_of_separate_rows():
   tree = {"policy": params, "critic": step.init_critic(params, cfg)}
   tree["critic"]["value"] = jax.random.normal(jax.random.key(1), (cfg.dim,))  # 0 sends nothing down
   config = dataclasses.replace(LOSS, kl_coef=0.1)
-  turns = family()
-  found = {}
+  turns, one, found = family(), trainer(config, cfg=cfg), {}
   for share in pack.SHARE:
     packed = pack.pack_with_places(turns, dataclasses.replace(PACK_TREE, share=share))
-    one = trainer(config, cfg=cfg)
     grads = one.gradients(tree, packed.batches)
     _, metrics = one.update(one.init(params, tree["critic"]), packed.batches)
     found[share] = packed.tokens, grads, metrics
