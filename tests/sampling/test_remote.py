@@ -309,7 +309,7 @@ ASK = remote.Ask(np.array([1 << 31, 7], np.uint32), 4, np.array([3, 4], np.int32
 def test_seeds_carry_the_key():
   assert ASK.seed() == 7 - (1 << 63)  # its 64 bits as a signed number
   assert ASK.seed(31) == 7  # the high half folded onto the low one, cut to 31 bits
-  assert len({ASK._replace(key=np.array(k, np.uint32)).seed(31) for k in ((1, 0), (0, 2))}) == 2
+  assert len({ASK._replace(key=np.array(k, np.uint32)).seed(31) for k in ((1, 0), (0, 0))}) == 2
 
 
 @pytest.mark.parametrize("old", [False, True])

@@ -287,9 +287,9 @@ def test_new_weights_come_in_the_precision_of_the_old(tmp_path):
 
 def test_a_chat_is_the_engine_s_answer_as_text(server):
   messages = [{"role": "user", "content": "(1,2) up"}]
-  reply = post(server, "/v1/chat/completions", {"messages": messages, "seed": 9, "max_tokens": 8})
+  reply = post(server, "/v1/chat/completions", {"messages": messages, "seed": 9, "max_tokens": 2})
   prompt = text().encode([Message("user", "(1,2) up")])
-  request = engine.Request(np.array([0, 9], np.uint32), prompt, 8, stop=text().stop_ids)
+  request = engine.Request(np.array([0, 9], np.uint32), prompt, 2, stop=text().stop_ids)
   (done,) = new_engine().generate([request])
   (choice,) = reply.json()["choices"]
   assert choice["message"] == {"role": "assistant", "content": text().decode(done.ids)}
