@@ -1,8 +1,12 @@
 """The slot cache: keys and values of S slots, and which tokens every column was computed from.
 
 A slot holds one context. What it holds when its request has ended stays, for whoever starts with
-the same tokens. All arrays have `width` columns, a bucket that grows by copying, plus `slack`
-columns so that a round may write past the end of a short remainder.
+the same tokens. A slot may also *follow* another: its first `base` columns are then those of its
+lead, read there in place, and only the later ones are its own. A lead owns all its columns, and
+nobody overwrites what a follower reads there before an heir has a copy.
+
+`width` columns are in use, a bucket that grows; the arrays hold at least these, plus `slack` columns so
+that a round may write past the end of a short remainder.
 
 Device arrays lead with L, the layers. Letters: S slots, C columns, R rows of one call, P prompt tokens.
 """
@@ -10,6 +14,7 @@ Device arrays lead with L, the layers. Letters: S slots, C columns, R rows of on
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +24,27 @@ from memrl_jax.models import decoder, policy
 from memrl_jax.models.config import DecoderConfig
 
 
+class Move(NamedTuple):
+  """Columns start..end-1 of a slot that another gets a copy of."""
+
+  source: int
+  target: int
+  start: int
+  end: int
+
+
 class SlotCache:
   """Device arrays and their host-side table `tokens_SC`, -1 where nothing is cached."""
 
-  def __init__(self, cfg: DecoderConfig, slots: int, buckets: tuple[int, ...], slack: int):
+  def __init__(
+    self, cfg: DecoderConfig, slots: int, buckets: tuple[int, ...], slack: int, dtype: Any
+  ):
     self.buckets, self.slack = buckets, slack
-    self.width = buckets[0]
-    self.tokens_SC = np.full((slots, buckets[-1] + 1), -1, np.int32)
-    layers = policy.empty_kv(cfg, slots, self.width + slack)
+    self.tokens_SC = np.empty((slots, buckets[-1] + 1), np.int32)
+    self.lead_S = np.empty(slots, np.int32)
+    self.base_S = np.empty(slots, np.int32)  # 0 where a slot is its own lead
+    self.clear()
+    layers = policy.empty_kv(cfg, slots, self.width + slack, dtype)
     self._kv = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
 
   def place(self, sharding: jax.sharding.Sharding) -> None:
@@ -38,16 +56,23 @@ class SlotCache:
       sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
     self._kv = jax.device_put(self._kv, sharding)
 
+  def clear(self) -> None:
+    """Forget everything. The arrays stay as large as they are, and nothing can tell."""
+    self.width = self.buckets[0]
+    self.tokens_SC[:] = -1
+    self.lead_S[:] = np.arange(len(self.lead_S))
+    self.base_S[:] = 0
+
   def bucket(self, columns: int) -> int:
     """The smallest bucket that holds `columns`."""
     return next(width for width in self.buckets if width >= columns)
 
   def reserve(self, columns: int) -> None:
     """Grow until every slot can hold `columns`."""
+    self.width = max(self.width, self.bucket(columns))
     for width in self.buckets:
-      if self.width < width <= self.bucket(columns):
+      if self._kv.value_BKSd.shape[-2] - self.slack < width <= self.width:
         self._kv = _grow(self._kv, width + self.slack)
-        self.width = width
 
   def match(self, prefix_WP: np.ndarray, slots: slice | int = slice(None)) -> np.ndarray:
     """How many first tokens of a prefix a slot's columns were computed from.
@@ -59,12 +84,23 @@ class SlotCache:
     return differs.argmax(axis=1).astype(np.int32)
 
   def fetch(self, slot_R: np.ndarray, columns: int) -> list[decoder.KV]:
-    """A copy, per layer, of the smallest bucket that holds the first columns of some slots."""
-    return _fetch(self._kv, slot_R, self.bucket(columns))
+    """A copy, per layer, of the first columns of slots that follow nobody, or of leads."""
+    return _fetch(self._kv, slot_R, columns)
+
+  def fetch_from(
+    self, slot_R: np.ndarray, first_R: np.ndarray, columns: int
+  ) -> tuple[list[decoder.KV], np.ndarray]:
+    """A copy, per layer, of the slots' own columns from `first_R` on, and where the copy starts.
+
+    It starts earlier than asked near the end of the array.
+    """
+    first_R = np.minimum(first_R, self.width + self.slack - columns)
+    return _fetch_from(self._kv, slot_R, first_R, columns), first_R
 
   def fetch_stacked(self, slot_R: np.ndarray, columns: int) -> decoder.KV:
-    """`fetch`, with a leading layer axis instead of a list."""
-    return _fetch_stacked(self._kv, slot_R, self.bucket(columns))
+    """A copy of the slots' first columns, those of their leads included, with a layer axis."""
+    lead_R, base_R = self.lead_S[slot_R], self.base_S[slot_R]
+    return _fetch_stacked(self._kv, slot_R, lead_R, base_R, columns)
 
   def store(
     self, slot_R: np.ndarray, start_R: np.ndarray, count: int, new: list[decoder.KV]
@@ -75,11 +111,77 @@ class SlotCache:
     """
     self._kv = _store(self._kv, slot_R, start_R, np.int32(count), new)
 
-  def clone(self, moves: list[tuple[int, int]], columns: int) -> None:
-    """Copy the first columns from slot to slot, one (source, target) after the other."""
-    pairs_S2 = np.zeros((len(self.tokens_SC), 2), np.int32)
-    pairs_S2[: len(moves)] = np.reshape(moves, (-1, 2))
-    self._kv = _clone(self._kv, pairs_S2, np.int32(len(moves)), self.bucket(columns))
+  def clone(self, moves: list[Move]) -> None:
+    """Copy columns from slot to slot, one move after the other."""
+    S = len(self.tokens_SC)
+    for at in range(0, len(moves), S):
+      part = moves[at : at + S]
+      moves_S4 = np.zeros((S, 4), np.int32)
+      moves_S4[: len(part)] = part
+      widest = self.bucket(max(move.end for move in part))
+      self._kv = _clone(self._kv, moves_S4, np.int32(len(part)), widest)
+
+  def warm_clone(self, columns: int) -> None:
+    """Compile `clone`."""
+    self._kv = _clone(self._kv, np.zeros_like(self.tokens_SC[:, :4]), np.int32(0), columns)
+
+  def follow(self, slot: int, source: int, shared: int, *, in_place: bool) -> list[Move]:
+    """The slot starts with `shared` columns of another; returns the moves that `clone` must make.
+
+    In place, it reads them from where the source has them. A source that follows is always
+    followed: only what lies beyond the common lead is copied.
+    """
+    lead, base = int(self.lead_S[source]), int(self.base_S[source])
+    if lead == source and not in_place:
+      self._own(slot)
+      return [Move(source, slot, 0, shared)]
+    if lead == source:
+      base = shared
+    self.lead_S[slot], self.base_S[slot] = lead, min(base, shared)
+    return [] if shared <= base else [Move(source, slot, base, shared)]
+
+  def followers(self, lead: int) -> np.ndarray:
+    """The slots that read columns of this one."""
+    return np.flatnonzero((self.lead_S == lead) & (np.arange(len(self.lead_S)) != lead))
+
+  def shorten(self, slot: int, columns: int) -> None:
+    """The slot is about to be continued after its first `columns` columns."""
+    if columns == 0:
+      self._own(slot)
+    self.base_S[slot] = min(int(self.base_S[slot]), columns)
+
+  def hand_over(self, lead: int, keep: int, needed_S: np.ndarray) -> tuple[list[Move], list[int]]:
+    """The lead keeps only its first `keep` columns; returns the moves to make before it loses them.
+
+    Of its followers that read more, the needed ones get an heir among themselves, which copies the
+    columns; the others, returned too, forget what lies beyond `keep`.
+    """
+    long = [slot for slot in self.followers(lead) if self.base_S[slot] > keep]
+    needed = [slot for slot in long if needed_S[slot]]
+    forgotten = [slot for slot in long if not needed_S[slot]]
+    for slot in forgotten:
+      self.tokens_SC[slot, keep:] = -1
+      self.shorten(slot, keep)
+    if not needed:
+      return [], forgotten
+    heir = max(needed, key=lambda slot: self.base_S[slot])
+    columns = int(self.base_S[heir])
+    for slot in needed:
+      self.lead_S[slot] = heir
+    self._own(heir)
+    return [Move(lead, heir, 0, columns)], forgotten
+
+  def settle(self, slot_X: np.ndarray) -> None:
+    """Copy what these slots read in place, so that each owns all its columns."""
+    slots = [int(slot) for slot in slot_X if self.lead_S[slot] != slot]
+    moves = [Move(int(self.lead_S[slot]), slot, 0, int(self.base_S[slot])) for slot in slots]
+    if moves:
+      self.clone(moves)
+    for slot in slots:
+      self._own(slot)
+
+  def _own(self, slot: int) -> None:
+    self.lead_S[slot], self.base_S[slot] = slot, 0
 
   def record(self, slot: int, tokens: np.ndarray) -> None:
     """From now on the slot stands for exactly these tokens, whose columns the caller provides."""
@@ -90,14 +192,11 @@ class SlotCache:
     """Single columns that were stored, and the tokens they belong to."""
     self.tokens_SC[slot_X, column_X] = token_X
 
-  def clear(self) -> None:
-    """Forget everything that is cached."""
-    self.tokens_SC[:] = -1
-
 
 def compiled() -> int:
   """How many programs the functions of this file have compiled so far."""
-  return sum(function._cache_size() for function in (_fetch, _fetch_stacked, _store, _clone, _grow))
+  functions = (_fetch, _fetch_from, _fetch_stacked, _store, _clone, _grow)
+  return sum(function._cache_size() for function in functions)
 
 
 @functools.partial(jax.jit, static_argnames="columns")
@@ -109,10 +208,39 @@ def _fetch(kv: decoder.KV, slot_R: jax.Array, columns: int) -> list[decoder.KV]:
 
 
 @functools.partial(jax.jit, static_argnames="columns")
-def _fetch_stacked(kv: decoder.KV, slot_R: jax.Array, columns: int) -> decoder.KV:
-  return decoder.KV(
-    kv.key_BKdS[:, slot_R][..., :columns], kv.value_BKSd[:, slot_R][..., :columns, :]
-  )
+def _fetch_from(
+  kv: decoder.KV, slot_R: jax.Array, first_R: jax.Array, columns: int
+) -> list[decoder.KV]:
+  K, d = kv.key_BKdS.shape[2:4]
+
+  def pick(key_SKdC, value_SKCd, slot, first):
+    return decoder.KV(
+      jax.lax.dynamic_slice(key_SKdC, (slot, 0, 0, first), (1, K, d, columns))[0],
+      jax.lax.dynamic_slice(value_SKCd, (slot, 0, first, 0), (1, K, columns, d))[0],
+    )
+
+  some = jax.vmap(pick, (None, None, 0, 0))
+  return [some(*layer, slot_R, first_R) for layer in zip(*kv, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnames="columns")
+def _fetch_stacked(
+  kv: decoder.KV, slot_R: jax.Array, lead_R: jax.Array, base_R: jax.Array, columns: int
+) -> decoder.KV:
+  def first(slot_R):
+    return decoder.KV(
+      kv.key_BKdS[:, slot_R][..., :columns], kv.value_BKSd[:, slot_R][..., :columns, :]
+    )
+
+  def joined():
+    own, lead = first(slot_R), first(lead_R)
+    followed_RC = jnp.arange(columns)[None] < base_R[:, None]
+    return decoder.KV(
+      jnp.where(followed_RC[None, :, None, None, :], lead.key_BKdS, own.key_BKdS),
+      jnp.where(followed_RC[None, :, None, :, None], lead.value_BKSd, own.value_BKSd),
+    )
+
+  return jax.lax.cond(jnp.any(base_R > 0), joined, lambda: first(slot_R))
 
 
 @functools.partial(jax.jit, donate_argnames="kv")
@@ -134,16 +262,28 @@ def _store(
 
 
 @functools.partial(jax.jit, static_argnames="columns", donate_argnames="kv")
-def _clone(kv: decoder.KV, pair_S2: jax.Array, count: jax.Array, columns: int) -> decoder.KV:
+def _clone(kv: decoder.KV, moves_S4: jax.Array, count: jax.Array, columns: int) -> decoder.KV:
   L, _, K, d, _ = kv.key_BKdS.shape
+  column_C = jnp.arange(columns)
+
+  def chosen(start, end, new, old, shape):
+    moved_C = (start <= column_C) & (column_C < end)
+    return jnp.where(moved_C.reshape(shape), new, old)
+
+  def block(kv, slot):
+    return decoder.KV(
+      jax.lax.dynamic_slice(kv.key_BKdS, (0, slot, 0, 0, 0), (L, 1, K, d, columns)),
+      jax.lax.dynamic_slice(kv.value_BKSd, (0, slot, 0, 0, 0), (L, 1, K, columns, d)),
+    )
 
   def copy(move, kv):
-    source, target = pair_S2[move]
-    block = decoder.KV(
-      jax.lax.dynamic_slice(kv.key_BKdS, (0, source, 0, 0, 0), (L, 1, K, d, columns)),
-      jax.lax.dynamic_slice(kv.value_BKSd, (0, source, 0, 0, 0), (L, 1, K, columns, d)),
+    source, target, start, end = moves_S4[move]
+    new, old = block(kv, source), block(kv, target)
+    merged = decoder.KV(
+      chosen(start, end, new.key_BKdS, old.key_BKdS, (1, 1, 1, 1, columns)),
+      chosen(start, end, new.value_BKSd, old.value_BKSd, (1, 1, 1, columns, 1)),
     )
-    return _put(kv, block, 0, target, 0)
+    return _put(kv, merged, 0, target, 0)
 
   return jax.lax.fori_loop(0, count, copy, kv)
 

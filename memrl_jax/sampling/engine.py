@@ -1,10 +1,13 @@
 """The engine: requests in, sampled ids with their log-probs out, by continuous batching.
 
 A round admits what waits into free slots, computes the prompts' keys and values that no slot holds
-yet, and decodes every live row for a bounded number of steps. The host decides with NumPy arrays,
-in a fixed order; all device work runs in few shapes, so that nothing compiles after `warmup`.
+yet, and decodes every live row for a bounded number of steps. Requests that begin alike share that
+beginning: it is computed once and, where that is cheaper, read by all of them in one place. The host
+decides with NumPy arrays, in a fixed order; all device work runs in few shapes, so that nothing
+compiles after `warmup`.
 
-Letters: S slots, R rows of one call, N steps of a round (or tokens of a prefill chunk).
+Letters: S slots, R rows of one call, N steps of a round (or tokens of a prefill chunk), P lanes of W
+rows that read a shared beginning.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from memrl_jax.sampling import sampler
 
 _MIN_SHARE = 8  # tokens that waiting for another request's prefill must save
 _WANTED = 1 << 40  # rounds by which a slot with somebody's prefix looks younger
+_FILLED = 1.34  # a prefill chunk may be this much longer than what is left to compute
 _MAX_LEVEL = 2  # how often such waits may follow each other
 
 
@@ -53,11 +57,16 @@ class Completion(NamedTuple):
 
 
 class Stats(NamedTuple):
-  """Counts since the engine was made; `padded` are prefill positions computed for nothing."""
+  """Counts since the engine was made, in tokens but for `steps` and `rounds`.
+
+  Prompt tokens are `prefilled` or `reused` (the hit rate is reused / (reused + prefilled)); of those
+  reused, `in_place` were not even copied. `padded` are prefill positions computed for nothing.
+  """
 
   prefilled: int = 0
   padded: int = 0
   reused: int = 0
+  in_place: int = 0
   sampled: int = 0
   steps: int = 0
   rounds: int = 0
@@ -72,6 +81,7 @@ class EngineConfig:
   prefill_chunks  tokens a row of a prefill call, ascending
   round_steps     most tokens a row decodes before the host looks again
   max_stop        most stop ids of a request
+  share           rows that read a common beginning together; 0 copies it to each of them
   """
 
   slots: int
@@ -80,10 +90,13 @@ class EngineConfig:
   prefill_chunks: tuple[int, ...] = (8, 32)
   round_steps: int = 8
   max_stop: int = 4
+  share: int = 4
 
   def __post_init__(self):
     if self.slots < 1 or self.round_steps < 1 or self.max_stop < 1:
       raise ValueError(f"slots, round_steps and max_stop must be at least 1; got {self}")
+    if self.share < 0 or self.share == 1:
+      raise ValueError(f"share must be 0 (off) or at least 2 rows; got {self.share}")
     for name in ("buckets", "prefill_rows", "prefill_chunks"):
       values = getattr(self, name)
       if not values or min(values) < 1 or list(values) != sorted(set(values)):
@@ -98,6 +111,14 @@ class EngineConfig:
   def round_rows(self) -> tuple[int, ...]:
     """Row counts of a decode round, ascending: a few live rows must not pay for all slots."""
     return tuple(sorted({-(-self.slots // 4), -(-self.slots // 2), self.slots}))
+
+  def can_share(self, size: int) -> bool:
+    """Whether rounds of this many rows exist with a shared beginning: not those of stragglers."""
+    return self.share > 0 and size % self.share == 0 and 2 * size >= self.slots
+
+  def own_columns(self, shared: int) -> tuple[int, ...]:
+    """How many columns of their own rows may have beside `shared` common ones, ascending."""
+    return (0, shared)
 
 
 class _Rows(NamedTuple):
@@ -122,10 +143,21 @@ class _Fill(NamedTuple):
   end: int
 
 
+class _Split(NamedTuple):
+  """A round in which rows read positions below `base_R` from P leads, W rows a lane."""
+
+  lead_P: np.ndarray
+  lanes: decoder.Lanes
+  base_R: np.ndarray
+  columns: int  # of the leads
+  own: int  # of the rows
+
+
 class _Plan(NamedTuple):
   """How a request gets its prompt: `shared` columns from `source`, the rest up to `length` computed.
 
-  Level 0 reads slots as they were before the wave; level n waits for what level n - 1 fills.
+  Level 0 reads slots as they were before the wave; level n waits for what level n - 1 fills. `moves`
+  are the copies to make for it.
   """
 
   slot: int
@@ -133,6 +165,7 @@ class _Plan(NamedTuple):
   shared: int
   length: int
   level: int
+  moves: list[slot_cache.Move]
 
 
 class Engine:
@@ -156,6 +189,8 @@ class Engine:
     self._logps_SC = np.zeros((S, config.buckets[-1]), np.float32)
     self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
     self._tickets = 0
+    self._cache: slot_cache.SlotCache | None = None
+    self.version = -1
     self.set_params(params)
 
   @property
@@ -164,7 +199,10 @@ class Engine:
     return len(self._waiting) + int(np.sum(self._ticket_S >= 0))
 
   def set_params(self, params: policy.Params) -> None:
-    """Use other weights from now on, and forget every cached prefix: it belongs to the old ones."""
+    """Use other weights from now on, and forget every cached prefix: it belongs to the old ones.
+
+    `version` counts the weights; what is cached is always that of the present ones.
+    """
     running = int(np.sum(self._ticket_S >= 0))
     if running:
       raise ValueError(
@@ -172,17 +210,25 @@ class Engine:
       )
     self._params = params
     self._weights = _decode_weights(params, self.cfg)
+    self.version += 1
     self._reset()
 
   def _reset(self) -> None:
-    """An empty cache of the smallest bucket, and no memory of which slot was used when.
+    """An empty cache, and no memory of which slot was used when.
 
     What comes next then depends on nothing that went before: a resumed run samples what an
     uninterrupted one does, bit for bit.
     """
-    self._cache = _new_cache(self.cfg, self.config)
-    self._cache.place(jax.tree.leaves(self._params)[0].sharding)
     self._used_S[:] = 0
+    if self._cache is not None:
+      self._cache.clear()
+      return
+    config = self.config
+    dtype = self._params["embedding"].dtype
+    self._cache = slot_cache.SlotCache(
+      self.cfg, config.slots, config.buckets, config.round_steps, dtype
+    )
+    self._cache.place(jax.tree.leaves(self._params)[0].sharding)
 
   def submit(self, request: Request) -> int:
     """Queue a request; its ticket comes back from `run_round` with the completion."""
@@ -211,16 +257,31 @@ class Engine:
     if self.pending:
       raise ValueError(f"{self.pending} requests are in flight; warm up an idle engine")
     config = self.config
+    self._cache = None
+    self._reset()
     for allocated in config.buckets:
       self._cache.reserve(allocated)
       for columns in (bucket for bucket in config.buckets if bucket <= allocated):
         for size in config.round_rows:
-          self._run_decode(np.zeros(size, np.int32), 0, columns)
+          slot_R = np.zeros(size, np.int32)
+          self._run_decode(slot_R, 0, columns, None)
+          for own in config.own_columns(columns) if config.can_share(size) else ():
+            split = _Split(
+              np.zeros(size // config.share, np.int32),
+              _no_lanes(size, config.share),
+              slot_R,
+              columns,
+              own,
+            )
+            self._run_decode(slot_R, 0, columns, split)
         for size in config.prefill_rows:
           for chunk in config.prefill_chunks:
             none = np.zeros((0, chunk), np.int32)
             self._run_prefill(none[:, 0], none[:, 0], none, size, columns)
-        self._cache.clone([], columns)
+            if chunk == config.prefill_chunks[-1]:
+              self._run_prefill(none[:, 0], none[:, 0], none, size, 0)
+        self._cache.warm_clone(columns)
+    self._cache = None
     self._reset()
 
   def _admit(self) -> None:
@@ -235,28 +296,34 @@ class Engine:
       self._occupy(plan.slot, ticket, request)
     for level in range(1 + max(plan.level for plan in plans)):
       now = [plan for plan in plans if plan.level == level]
-      moves = [(plan.source, plan.slot) for plan in now if plan.source != plan.slot]
+      moves = [move for plan in now for move in plan.moves]
       if moves:
-        self._cache.clone(moves, max(plan.shared for plan in now))
+        self._cache.clone(moves)
       self._fill([_Fill(plan.slot, plan.shared, plan.length) for plan in now])
-    reused = sum(plan.shared for plan in plans)
-    self.stats = self.stats._replace(reused=self.stats.reused + reused)
+    slots = [plan.slot for plan in plans if plan.source != plan.slot]
+    self.stats = self.stats._replace(
+      reused=self.stats.reused + sum(plan.shared for plan in plans),
+      in_place=self.stats.in_place + int(self._cache.base_S[slots].sum()),
+    )
 
   def _plan(self, prefixes: list[np.ndarray]) -> list[_Plan]:
     """Give every prompt of a wave a slot and the slot that shares most of its first tokens.
 
     Prompts with the longest match choose first. A free slot with the longest match is taken as it
-    is; otherwise the columns are copied from the busy slot that has them into the free slot that is
-    wanted least and was used longest ago. A slot that is filled in this wave can be a source too,
-    one level later, where that saves at least _MIN_SHARE tokens: equal prompts are computed once.
+    is; otherwise the free slot that is wanted least and was used longest ago follows the busy slot
+    that has the columns, or gets a copy of them where they are a small part of the prompt. A slot
+    that is filled in this wave can be a source too, one level later, where that saves at least
+    _MIN_SHARE tokens: equal prompts are computed once.
     """
+    cache, config = self._cache, self.config
     length_W = np.array([len(prefix) for prefix in prefixes])
     prefix_WP = np.full((len(prefixes), length_W.max() + 1), -2, np.int32)
     prefix_WP[np.arange(prefix_WP.shape[1]) < length_W[:, None]] = np.concatenate(prefixes)
-    match_WS = np.stack([self._cache.match(prefix_P) for prefix_P in prefix_WP])
-    wanted_S = np.bincount(match_WS.argmax(axis=1), minlength=self.config.slots) > 0
+    match_WS = np.stack([cache.match(prefix_P) for prefix_P in prefix_WP])
+    wanted_S = np.bincount(match_WS.argmax(axis=1), minlength=config.slots) > 0
     free_S = self._ticket_S < 0
-    ready_S = np.zeros(self.config.slots, np.int32)  # the level at which a slot can be read
+    ready_S = np.zeros(config.slots, np.int32)  # the level at which a slot can be read
+    open_W = np.ones(len(prefixes), bool)
     plans: dict[int, _Plan] = {}
     for index in np.argsort(-match_WS.max(axis=1), kind="stable"):
       match_S = match_WS[index]
@@ -271,11 +338,25 @@ class Engine:
         cost_S = np.where(wanted_S, self._used_S + _WANTED, self._used_S)
         slot = int(np.argmin(np.where(free_S, cost_S, np.inf)))
         source = int(np.argmin(np.where(best_S, ready_S, np.inf))) if shared else slot
-      level = int(ready_S[source])
-      plans[index] = _Plan(slot, source, shared, int(length_W[index]), level)
+      level, length = int(ready_S[source]), int(length_W[index])
       free_S[slot], ready_S[slot] = False, level + 1
-      self._cache.record(slot, prefixes[index])
-      match_WS[:, slot] = self._cache.match(prefix_WP, slot)
+      open_W[index] = False
+      if len(cache.followers(slot)):
+        keep = shared if slot == source else 0
+        needed_S = ~free_S | np.any(match_WS[open_W] > keep, axis=0)
+        handed, forgotten = cache.hand_over(slot, keep, needed_S)
+        if handed:
+          cache.clone(handed)
+        match_WS[:, forgotten] = np.minimum(match_WS[:, forgotten], keep)
+      moves = []
+      if slot == source:
+        cache.shorten(slot, shared)
+      else:
+        in_place = config.share > 0 and shared >= max(_MIN_SHARE, length // 2)
+        moves = cache.follow(slot, source, shared, in_place=in_place)
+      plans[index] = _Plan(slot, source, shared, length, level, moves)
+      cache.record(slot, prefixes[index])
+      match_WS[:, slot] = cache.match(prefix_WP, slot)
     return [plans[index] for index in range(len(prefixes))]
 
   def _occupy(self, slot: int, ticket: int, request: Request) -> None:
@@ -298,13 +379,16 @@ class Engine:
       part = todo[: rows[-1]]
       size = next(size for size in rows if size >= len(part))
       shortest = part[-1].end - part[-1].start
-      chunk = max((chunk for chunk in chunks if chunk <= shortest), default=chunks[0])
+      fitting = [chunk for chunk in chunks if chunk <= _FILLED * shortest]
+      chunk = max(fitting, default=chunks[0])
       slot_R = np.array([fill.slot for fill in part], np.int32)
       # Near the end of the cache a chunk starts earlier and computes some columns again.
       start_R = np.array([fill.start for fill in part], np.int32)
       start_R = np.minimum(start_R, self._cache.width - chunk)
       tokens_RN = self._cache.tokens_SC[slot_R[:, None], start_R[:, None] + np.arange(chunk)]
-      self._run_prefill(slot_R, start_R, np.maximum(tokens_RN, 0), size, int(start_R.max()))
+      first = chunk == chunks[-1] and not start_R.any()
+      columns = 0 if first else self._cache.bucket(int(start_R.max()))
+      self._run_prefill(slot_R, start_R, np.maximum(tokens_RN, 0), size, columns)
       useful = sum(min(chunk, fill.end - fill.start) for fill in part)
       self.stats = self.stats._replace(
         prefilled=self.stats.prefilled + useful,
@@ -323,7 +407,7 @@ class Engine:
   ) -> None:
     more = (0, size - len(slot_R))
     slot_R, start_R = np.pad(slot_R, more), np.pad(start_R, more)
-    context = self._cache.fetch_stacked(slot_R, columns)
+    context = self._cache.fetch_stacked(slot_R, columns) if columns else None
     new = _prefill(self._params, self.cfg, context, start_R, np.pad(tokens_RN, (more, (0, 0))))
     self._cache.store(slot_R, start_R, size - more[1], new)
 
@@ -333,12 +417,16 @@ class Engine:
     if not len(live_R):
       return []
     rows = self._rows
-    columns = int(rows.length[live_R].max())
+    columns = self._cache.bucket(int(rows.length[live_R].max()))
     size = next(size for size in self.config.round_rows if size >= len(live_R))
     slot_R = np.pad(live_R, (0, size - len(live_R)), mode="edge")
-    result = self._run_decode(slot_R, len(live_R), columns)
+    split = self._split(live_R, slot_R, columns)
+    if split is None:
+      self._cache.settle(live_R)
+    result = self._run_decode(slot_R, len(live_R), columns, split)
     token_RN, logp_RN, taken_R, stopped_R = (array[: len(live_R)] for array in result[:4])
     if not np.isfinite(logp_RN).all():
+      self._cache = None  # what is not finite would spoil even columns that nobody may see
       raise FloatingPointError("the policy's logits are not finite; look at the weights")
 
     row, step = np.nonzero(np.arange(self.config.round_steps) < taken_R[:, None])
@@ -363,10 +451,54 @@ class Engine:
       for slot, stopped in zip(live_R[ended_R], stopped_R[ended_R], strict=True)
     ]
 
-  def _run_decode(self, slot_R: np.ndarray, count: int, columns: int) -> tuple[np.ndarray, ...]:
+  def _split(self, live_R: np.ndarray, slot_R: np.ndarray, columns: int) -> _Split | None:
+    """How the live rows read shared beginnings in place; None where copies are cheaper."""
+    cache, config, size = self._cache, self.config, len(slot_R)
+    lead_R = cache.lead_S[live_R]
+    if not config.can_share(size) or not np.any(lead_R != live_R):
+      return None
+    W, length_R = config.share, self._rows.length[live_R]
+    base_S = np.zeros(config.slots, np.int32)
+    np.maximum.at(base_S, lead_R, cache.base_S[live_R])
+    # A lead reads what its followers read; a row that nobody follows puts all it has in a lane.
+    alone_R = (lead_R == live_R) & (base_S[live_R] == 0)
+    base_R = np.where(lead_R == live_R, base_S[live_R], cache.base_S[live_R])
+    base_R = np.where(alone_R, length_R, base_R)
+    order = np.argsort(lead_R, kind="stable")
+    index = np.arange(len(order))
+    starts = np.diff(lead_R[order], prepend=-1) != 0
+    rank = index - np.maximum.accumulate(np.where(starts, index, 0))
+    lane = np.cumsum(rank % W == 0) - 1
+    shared, own = cache.bucket(int(base_R.max())), int((length_R - base_R).max())
+    own = next((width for width in config.own_columns(shared) if width >= own), None)
+    P = size // W
+    if lane[-1] >= P or own is None or P * shared + size * own >= size * columns:
+      return None
+    lead_P, member_PW = np.zeros(P, np.int32), np.zeros((P, W), np.int32)
+    lead_P[lane], member_PW[lane, rank % W] = lead_R[order], order
+    place_R = np.zeros(len(order), np.int32)
+    place_R[order] = lane * W + rank % W
+    more = (0, size - len(live_R))
+    place_R, base_R = (np.pad(array, more, mode="edge") for array in (place_R, base_R))
+    return _Split(lead_P, decoder.Lanes(member_PW, place_R), base_R, shared, own)
+
+  def _run_decode(
+    self, slot_R: np.ndarray, count: int, columns: int, split: _Split | None
+  ) -> tuple[np.ndarray, ...]:
     smaller = [size for size in self.config.round_rows if size < len(slot_R)]
+    floor = max(smaller, default=0)
+    if self._waiting:  # somebody takes the place of those who end
+      floor = max(floor, count - 1 - count // 4)
     rows = _Rows(*(array[slot_R] for array in self._rows))
-    context = self._cache.fetch(slot_R, columns)
+    shared = None
+    if split is None:
+      context = self._cache.fetch(slot_R, columns)
+    else:
+      context, offset_R = [], split.base_R
+      if split.own:
+        context, offset_R = self._cache.fetch_from(slot_R, split.base_R, split.own)
+      blocks = self._cache.fetch(split.lead_P, split.columns)
+      shared = policy.Shared(blocks, split.lanes, split.base_R, offset_R)
     sampled, fresh = _round(
       self._weights,
       self.cfg,
@@ -374,7 +506,8 @@ class Engine:
       rows,
       _uniforms(rows.key, rows.done, self.config.round_steps),
       np.int32(count),
-      np.int32(max(smaller, default=0)),
+      np.int32(floor),
+      shared,
     )
     self._cache.store(slot_R, rows.length, count, fresh)
     return jax.device_get(sampled)
@@ -392,8 +525,8 @@ def compiled() -> int:
   return slot_cache.compiled() + sum(function._cache_size() for function in functions)
 
 
-def _new_cache(cfg: DecoderConfig, config: EngineConfig) -> slot_cache.SlotCache:
-  return slot_cache.SlotCache(cfg, config.slots, config.buckets, config.round_steps)
+def _no_lanes(rows: int, width: int) -> decoder.Lanes:
+  return decoder.Lanes(np.zeros((rows // width, width), np.int32), np.zeros(rows, np.int32))
 
 
 def _check(request: Request, cfg: DecoderConfig, config: EngineConfig) -> np.ndarray:
@@ -432,6 +565,11 @@ _prefill = jax.jit(policy.prefill, static_argnames="cfg")
 _uniforms = jax.jit(sampler.uniforms, static_argnames="count")
 
 
+def _merged(blocks: list[decoder.KV]) -> list[decoder.KV]:
+  """Rows and heads as one axis, which is how the decode loop carries its columns."""
+  return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), blocks)
+
+
 class _State(NamedTuple):
   step: jax.Array
   token_R: jax.Array
@@ -452,6 +590,7 @@ def _round(
   uniform_RN2: jax.Array,
   count: jax.Array,
   floor: jax.Array,
+  shared: policy.Shared | None,
 ) -> tuple[tuple[jax.Array, ...], list[decoder.KV]]:
   """Decode the first `count` rows until at most `floor` of them live, or `steps` steps have passed.
 
@@ -467,7 +606,7 @@ def _round(
 
   def advance(state):
     logits_RV, fresh = policy.decode(
-      weights, cfg, context, rows.length, state.fresh, state.step, state.token_R
+      weights, cfg, context, rows.length, state.fresh, state.step, state.token_R, shared
     )
     token_R, logp_R = sampler.sample(logits_RV, uniform_NR2[state.step], controls)
     hit_R = state.alive_R & jnp.any(token_R[:, None] == rows.stop, axis=1)
@@ -491,8 +630,9 @@ def _round(
     stopped_R=jnp.zeros(R, bool),
     token_RN=jnp.zeros((R, steps), jnp.int32),
     logp_RN=jnp.zeros((R, steps), jnp.float32),
-    fresh=policy.empty_kv(cfg, R, steps, weights.embedding_VD.dtype),
+    fresh=_merged(policy.empty_kv(cfg, R, steps, weights.embedding_VD.dtype)),
   )
   end = jax.lax.while_loop(unfinished, advance, start)
   sampled = (end.token_RN, end.logp_RN, end.taken_R, end.stopped_R, end.step)
-  return sampled, end.fresh
+  split = (R, cfg.kv_heads)
+  return sampled, jax.tree.map(lambda leaf: leaf.reshape(*split, *leaf.shape[1:]), end.fresh)

@@ -62,9 +62,20 @@ def sample(
 
   restricted = jnp.any((controls.top_p_R < 1) | (controls.top_k_R > 0))
   support_RV = jax.lax.cond(restricted, restrict, lambda weight, _: weight, weight_RV, controls)
-  drawn_R = draw(support_RV, uniform_R2)
-  first_R = jnp.min(jnp.where(scaled_RV == top_R1, jnp.arange(V)[None], V - 1), axis=1)
-  token_R = jnp.where(greedy_R, first_R, drawn_R).astype(jnp.int32)
+  token_R = jax.lax.cond(
+    jnp.all(greedy_R),
+    lambda: jnp.zeros_like(greedy_R, jnp.int32),
+    lambda: draw(support_RV, uniform_R2),
+  )
+  token_R = jax.lax.cond(
+    jnp.any(greedy_R),
+    lambda: jnp.where(
+      greedy_R,
+      jnp.min(jnp.where(scaled_RV == top_R1, jnp.arange(V)[None], V - 1), axis=1),
+      token_R,
+    ),
+    lambda: token_R,
+  )
   chosen_R = jnp.take_along_axis(scaled_RV, token_R[:, None], axis=1)[:, 0]
   return token_R, chosen_R - top_R1[:, 0] - log_total_R
 
@@ -76,11 +87,20 @@ def restrict(weight_RV: jax.Array, controls: Controls) -> jax.Array:
   (Holtzman et al. 1904.09751); tokens that tie with its last member stay in. Weights in [0, 1].
   """
   V = weight_RV.shape[1]
-  k_R = jnp.where(controls.top_k_R > 0, jnp.minimum(controls.top_k_R, V), V)
-  weight_RV = _keep(weight_RV, jnp.ones_like(weight_RV), k_R.astype(jnp.float32))
-  nucleus_R = controls.top_p_R * jnp.sum(weight_RV, axis=1)
-  nucleus_RV = _keep(weight_RV, weight_RV, nucleus_R)
-  return jnp.where((controls.top_p_R < 1)[:, None], nucleus_RV, weight_RV)
+
+  def largest(weight_RV):
+    k_R = jnp.where(controls.top_k_R > 0, jnp.minimum(controls.top_k_R, V), V)
+    return _keep(weight_RV, jnp.ones_like(weight_RV), k_R.astype(jnp.float32))
+
+  def nucleus(weight_RV):
+    kept_RV = _keep(weight_RV, weight_RV, controls.top_p_R * jnp.sum(weight_RV, axis=1))
+    return jnp.where((controls.top_p_R < 1)[:, None], kept_RV, weight_RV)
+
+  def where_any(rows_R, restriction, weight_RV):
+    return jax.lax.cond(jnp.any(rows_R), restriction, lambda weight_RV: weight_RV, weight_RV)
+
+  weight_RV = where_any(controls.top_k_R > 0, largest, weight_RV)
+  return where_any(controls.top_p_R < 1, nucleus, weight_RV)
 
 
 def draw(weight_RV: jax.Array, uniform_R2: jax.Array) -> jax.Array:

@@ -1,5 +1,6 @@
 """The engine tells the truth about log-probs, and nothing but the request decides the answer."""
 
+import dataclasses
 import functools
 
 import jax
@@ -231,6 +232,74 @@ def test_a_shared_beginning_is_computed_once_in_a_wave():
   assert engine.stats.prefilled == 6 * 20 - 5 * 16
 
 
+def test_reading_a_beginning_in_place_changes_no_answer_and_copies_nothing():
+  rng = np.random.default_rng(9)
+  header = rng.integers(0, 128, 20)
+  tails = [[], [], [], [5], [5, 6, 7], [], [8] * 12, [9]]
+  asked = [
+    request(np.concatenate([header, tail]), seed, max_tokens=10 + seed)
+    for seed, tail in enumerate(tails)
+  ]
+  engine = engine_of()
+  answers = engine.generate(asked)
+  copying = engine_of(config=dataclasses.replace(SHAPES, share=0))
+  assert_same(answers, copying.generate(asked))
+  assert copying.stats.in_place == 0
+  # All others read the 19 tokens that row 0 computes; three copy a 20th from the row that has it.
+  assert engine.stats.reused == copying.stats.reused == 7 * 19 + 3
+  assert engine.stats.in_place == 7 * 19
+  turn = [one._replace(prompt=np.concatenate([one.prompt, a.ids, [1, 2]]), max_tokens=3)
+          for one, a in zip(asked, answers, strict=True)]  # fmt: skip
+  assert_same(engine.generate(turn), engine_of().generate(turn))
+
+
+def test_who_reads_in_place_keeps_its_columns_when_their_slot_is_given_away():
+  prompt = np.random.default_rng(10).integers(0, 128, 25)
+  group = [request(prompt, seed, max_tokens=[1, 14][seed > 0]) for seed in range(8)]
+  other = request(np.random.default_rng(11).integers(0, 128, 30), 99, max_tokens=4)
+  want = engine_of(config=dataclasses.replace(SHAPES, share=0)).generate([*group, other])
+  engine = engine_of()
+  tickets = [engine.submit(one) for one in group]
+  finished = dict(engine.run_round())
+  assert list(finished) == tickets[:1]  # the lead, whose slot is now the only free one
+  tickets.append(engine.submit(other))
+  while engine.pending:
+    finished.update(engine.run_round())
+  assert_same([finished[ticket] for ticket in tickets], want)
+
+
+def test_groups_that_come_and_go_get_the_answers_of_an_engine_that_copies():
+  rng = np.random.default_rng(12)
+  engine, copying = engine_of(), engine_of(config=dataclasses.replace(SHAPES, share=0))
+  texts = [one.prompt for one in mixed(9, seed=12)]
+  for wave in range(3):
+    asked = [
+      request(text[: rng.integers(1, len(text) + 1)], wave, max_tokens=int(rng.integers(1, 12)))
+      for text in texts
+      for _ in range(rng.integers(1, 5))
+    ]
+    asked = [asked[index] for index in rng.permutation(len(asked))]
+    asked += [asked[0]._replace(key=np.array([at, 1], np.uint32)) for at in range(6)]
+    answers = engine.generate(asked)
+    assert_same(answers, copying.generate(asked))
+    texts = [
+      np.concatenate([one.prompt, answer.ids, [wave]])[:50]
+      for one, answer in zip(asked, answers, strict=True)
+    ][::3]
+  assert engine.stats.in_place > 200
+
+
+def test_bfloat16_weights_give_the_log_probs_of_their_own_forward_pass():
+  half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params_of())
+  config = engine_lib.EngineConfig(
+    slots=1, buckets=(32,), prefill_rows=(1,), prefill_chunks=(8,), round_steps=8
+  )
+  asked = [request(np.arange(9), 3)]
+  answers = engine_lib.Engine(CFG, half, config).generate(asked)
+  assert answers[0].logps.dtype == np.float32
+  np.testing.assert_allclose(answers[0].logps, scored(asked, answers, half)[0], atol=0.05)
+
+
 def test_new_weights_forget_every_prefix():
   prompt = np.random.default_rng(6).integers(0, 128, 30)
   asked = [request(prompt, seed, max_tokens=8) for seed in range(3)]
@@ -238,7 +307,10 @@ def test_new_weights_forget_every_prefix():
   old = engine.generate(asked)
   engine.set_params(params_of(1))
   new = engine.generate(asked)
+  assert engine.version == 1
   assert_same(new, engine_of(seed=1).generate(asked))
+  cached = engine.generate(asked)  # by what the new weights cached
+  assert_same(new, cached)
   assert new[0].ids.tolist() != old[0].ids.tolist()
   engine.submit(asked[0])
   engine.run_round()
