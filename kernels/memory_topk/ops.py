@@ -25,7 +25,7 @@ def memory_topk(
   threshold: float | jax.Array,
   similarity_weight: float | jax.Array,
   utility_weight: float | jax.Array,
-  chunk: int = 4096,
+  chunk: int = 1024,
   impl: Literal["auto", "ref", "xla", "pallas"] = "auto",
 ) -> ref.MemoryTopk:
   """The k best memories a query: score = similarity_weight * sim + utility_weight * utility.
