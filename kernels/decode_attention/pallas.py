@@ -59,8 +59,13 @@ def decode_attention(
   block: int,
 ) -> Part:
   R, K, G, d = query.shape
-  C, N = key.shape[-1], block
+  N = block
   _, count = _blocks(start, length, N)
+  # Heads narrower than a line of lanes: XLA keeps such values with the columns last, so that this
+  # is no copy, and handing them over with the heads last would be one of the whole cache.
+  narrow = d % _LANES != 0
+  if narrow:
+    value = value.swapaxes(2, 3)
 
   def at(r, c, start, length):
     first, count = _blocks(start[r], length[r], N)
@@ -72,16 +77,17 @@ def decode_attention(
 
   heads = pl.BlockSpec((1, K, G, d), lambda r, c, *_: (r, 0, 0, 0))
   sums = pl.BlockSpec((1, K, G, 1), lambda r, c, *_: (r, 0, 0, 0))
+  keys = pl.BlockSpec((1, K, d, N), lambda *step: (step[0], 0, 0, at(*step)))
   out, lse = pl.pallas_call(
-    functools.partial(_kernel, scale=scale, soft_cap=soft_cap, columns=C),
+    functools.partial(_kernel, scale=scale, soft_cap=soft_cap, narrow=narrow),
     out_shape=[like((R, K, G, d)), like((R, K, G, 1))],
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=2,
       grid=(R, jnp.maximum(count.max(), 1)),
       in_specs=[
         heads,
-        pl.BlockSpec((1, K, d, N), lambda *step: (step[0], 0, 0, at(*step))),
-        pl.BlockSpec((1, K, N, d), lambda *step: (step[0], 0, at(*step), 0)),
+        keys,
+        keys if narrow else pl.BlockSpec((1, K, N, d), lambda *step: (step[0], 0, at(*step), 0)),
       ],
       out_specs=[heads, sums],
       scratch_shapes=[
@@ -107,10 +113,10 @@ def _blocks(start, length, N):
 
 
 def _kernel(
-  start, length, query, key, value, out, lse, top, total, sums, *, scale, soft_cap, columns
+  start, length, query, key, value, out, lse, top, total, sums, *, scale, soft_cap, narrow
 ):
   r, c = pl.program_id(0), pl.program_id(1)
-  N = value.shape[2]
+  N = key.shape[3]
   first, count = _blocks(start[r], length[r], N)
 
   @pl.when(c == 0)
@@ -125,7 +131,7 @@ def _kernel(
 
   @pl.when(c < count)
   def _():
-    score = scale * _dot(query[0], key[0])
+    score = scale * _dot(query[0], key[0], 1)
     if soft_cap is not None:
       score = soft_cap * jnp.tanh(score / soft_cap)
     score = jnp.where(see(2, score.shape), score, HIDDEN)
@@ -133,8 +139,9 @@ def _kernel(
     weight, shrink = jnp.exp(score - after), jnp.exp(top[...] - after)
     top[...] = after
     total[...] = shrink * total[...] + jnp.sum(weight, axis=2, keepdims=True)
-    seen = jnp.where(see(1, value.shape[1:]), value[0], 0)  # what lies beyond may be NaN
-    sums[...] = shrink * sums[...] + _dot(weight.astype(value.dtype), seen)
+    axis = 2 if narrow else 1
+    seen = jnp.where(see(axis, value.shape[1:]), value[0], 0)  # what lies beyond may be NaN
+    sums[...] = shrink * sums[...] + _dot(weight.astype(value.dtype), seen, axis)
 
   @pl.when(c == pl.num_programs(1) - 1)
   def _():
@@ -143,13 +150,13 @@ def _kernel(
     lse[0] = jnp.where(total[...] == 0, -jnp.inf, top[...] + jnp.log(some))
 
 
-def _dot(left, right):
-  """[K, G, x] times [K, x, y] in float32; operands of float32 are not rounded to bfloat16 first."""
+def _dot(left, right, axis):
+  """[K, G, x] times [K, x, y] (axis 1) or [K, y, x] (axis 2) in float32; operands of float32 are not rounded to bfloat16 first."""
   exact = left.dtype == jnp.float32
   return jax.lax.dot_general(
     left,
     right,
-    (((2,), (1,)), ((0,), (0,))),
+    (((2,), (axis,)), ((0,), (0,))),
     precision=jax.lax.Precision.HIGHEST if exact else None,
     preferred_element_type=jnp.float32,
   )

@@ -55,7 +55,7 @@ def test_segment_attention_compiles_without_an_array_of_tokens_times_tokens(gene
   # would be 4 * 4 * 4096^2 = 2^28 numbers, 512 MiB even in bfloat16; inputs are 76 MiB.
   compiled = compile_segments(generation, K=8, G=4, d=128)
   assert kernels(compiled) == 3  # forward, dq, and dk with dv
-  assert report(f"segment_attention {generation}", compiled) < 150 * MIB
+  assert report(f"segment_attention {generation}", compiled) < 200 * MIB
 
 
 @pytest.mark.parametrize(
