@@ -63,8 +63,8 @@ def params(cfg: DecoderConfig, seed: int = 0) -> policy.Params:
 
 
 def engine_config(rows: int, longest: int) -> engine_lib.EngineConfig:
-  """Shapes for prompts of 128 tokens; contexts in steps of two up to `longest`."""
-  buckets = [128]
+  """Shapes for prompts of 128 tokens; contexts of 192 and in steps of two up to `longest`."""
+  buckets = [128, 192, 256]
   while buckets[-1] < longest:
     buckets.append(2 * buckets[-1])
   return engine_lib.EngineConfig(
