@@ -18,7 +18,7 @@ LOWEST = -1e29  # see `pallas.LOWEST`
 
 def fit(T: int, G: int, d: int, dtype, block: int | None) -> tuple[int, int]:
   """Tokens of a block and width of a head to use."""
-  block = block or (128 if target.platform() == "cpu" else 256)
+  block = block or (64 if target.platform() == "cpu" else 256)
   return -(-T // -(-T // block)), d
 
 
