@@ -8,7 +8,7 @@ frozen dataclasses that check themselves. Whatever is wrong is one sentence in a
     config.env      name, how it is run, and the options of that environment
     config.method   name, and the options of that method
     config.eval     `options` and `harder.<name>` hold options of the environment
-    config.model, sampling, engine, remote, credit, loss, optim, pack, mesh, train, guard
+    config.model, lora, sampling, engine, remote, credit, loss, optim, pack, mesh, train, guard
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def darkroom(config: Config, variant: str) -> None:
     config.optim.learning_rate = 3e-4  # [T]
     config.train.updates = 120  # [T]: after 60, cross-episode credit does not show yet
     config.sampling.play_tokens = 8  # 2 moves are 5 tokens
-    _pack(config, length=128, rows=5, context=64)  # prompts of 15-51 tokens
+    _pack(config, length=128, rows=12, context=64)  # prompts of 15-51 tokens
   if variant == "heldout":
     config.env.start = "random"
     config.env.split = "train"
@@ -65,7 +65,7 @@ def minesweeper(config: Config, variant: str) -> None:
     config.optim.learning_rate = 1.5e-4  # [T]: 4e-4 and more peaks, then forgets its memory
     config.train.minibatches = 3  # [T]: 3-4
     config.sampling.play_tokens = 8  # one click is 4 tokens
-    _pack(config, length=160, rows=3, context=80)  # prompts of 50-90 tokens, two rows a sequence
+    _pack(config, length=256, rows=16, context=80)  # prompts of 50-90 tokens, shared beginnings [T]
   if variant == "mines5":
     config.model.checkpoint = "tiny:minesweeper5"  # a clone for this board [T]
     config.env.size = 4  # [us]: a solver wins .22 in every attempt, and .22/.67/.94 with memory
@@ -91,7 +91,9 @@ def sokoban(config: Config, variant: str) -> None:
     config.optim.learning_rate = 3e-4  # [T]: 6e-4 has updates of KL 3, 1.5e-4 is slow
     config.train.minibatches = 3
     config.sampling.play_tokens = 8  # 3 actions are 6 tokens
-    _pack(config, length=160, rows=3, context=80)  # prompts of 50-100 tokens, two rows a sequence
+    _pack(
+      config, length=256, rows=16, context=80
+    )  # prompts of 50-100 tokens, shared beginnings [T]
   if variant == "smoke":
     _smoke(config)
 
@@ -107,7 +109,7 @@ def _laptop(config: Config) -> None:
   config.optim.weight_decay = 0.0  # [T]
   config.loss.entropy_coef = 0.001  # [C]; .005 lets a group without signal drift into noise [T]
   config.loss.aggregate = "sequence_mean"  # [T]: a long reflection must not outweigh a short move
-  config.model.remat = False  # memory is no problem here, time is
+  config.model.remat = "none"  # memory is no problem here, time is
   config.pack.response = 16
   config.eval.temperature = 0.7  # [C]; top-p and top-k stay off: the answers are a few tokens
   config.eval.tasks = 512  # as the paper [P], by the digits of its tables
@@ -122,6 +124,7 @@ def _smoke(config: Config) -> None:
   config.eval.tasks = 16
   config.pack.sequences = 4
   config.engine.slots = 16
+  config.engine.share = 0
   config.engine.buckets = config.engine.buckets[-1:]  # few shapes: compiling is most of a smoke run
   config.engine.prefill_rows = (8,)
   config.engine.prefill_chunks = (32,)
@@ -156,7 +159,7 @@ def _paper(config: Config) -> None:
   config.eval.tasks = 512  # [P]: every printed digit is k/512
   config.mesh.fsdp = 2  # [C]: 4 GPUs, tensor parallel 2
   config.mesh.tensor = 2
-  _pack(config, length=4096, rows=4, context=2048)  # prompts up to 2048 tokens [C] + 1024
+  _pack(config, length=4096, rows=8, context=2048)  # prompts up to 2048 tokens [C] + 1024
   config.engine.prefill_chunks = (64, 512)  # [us]
   config.pack.sequences = 8  # [us]
   config.pack.response = 1024

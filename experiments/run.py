@@ -33,7 +33,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 USAGE = """
   python experiments/run.py --config=FILE[:VARIANT] [--config.a.b=value ...] [--workdir=DIR]
-                            [--mode=train|eval] [--checkpoint=STEP] [--resume]
+                            [--mode=train|eval|export] [--checkpoint=STEP] [--resume]
 """
 EXAMPLES = """
 examples:
@@ -44,6 +44,7 @@ examples:
   python experiments/run.py --config=experiments/lamer_darkroom.py --resume
   python experiments/run.py --config=experiments/lamer_sokoban.py --workdir=DIR --mode=eval \\
       --config.eval.harder.boxes3.boxes=3
+  python experiments/run.py --config=experiments/lamer_sokoban.py --workdir=DIR --mode=export
   python experiments/run.py --config=experiments/lamer_darkroom.py --mode=eval \\
       --config.remote.url=http://127.0.0.1:8000/v1   (python -m memrl_jax.sampling.serve --help)
 
@@ -87,8 +88,13 @@ def parse(argv: Sequence[str]) -> Arguments:
     "--config", metavar="FILE[:VARIANT]", required=True, help="laptop (default), smoke, paper, ..."
   )
   add("--workdir", metavar="DIR", help="run folder; default runs/<experiment>-<variant>-<hash>")
-  add("--mode", choices=("train", "eval"), default="train", help="eval plays the panel again")
-  add("--checkpoint", metavar="STEP", type=int, help="with --mode=eval; default the newest")
+  add(
+    "--mode",
+    choices=("train", "eval", "export"),
+    default="train",
+    help="eval plays the panel again, export writes the weights for transformers",
+  )
+  add("--checkpoint", metavar="STEP", type=int, help="with eval and export; default the newest")
   add("--resume", action="store_true", help="go on with the run in the folder, if there is one")
   flags = [word for word in argv if not word.startswith("--config.")]
   overrides = [word.removeprefix("--config.") for word in argv if word.startswith("--config.")]
@@ -98,7 +104,7 @@ def parse(argv: Sequence[str]) -> Arguments:
   known = parser.parse_args(flags)
   if known.checkpoint is not None and known.mode == "train":
     raise ValueError(
-      "--checkpoint belongs to --mode=eval; to train on from the newest use --resume"
+      "--checkpoint belongs to --mode=eval or export; to train on from the newest use --resume"
     )
   return Arguments(
     known.config, overrides, known.workdir, known.mode, known.checkpoint, known.resume
@@ -178,9 +184,9 @@ def run(arguments: Arguments) -> int:
   check(settings)
   name = f"{experiment.name}-{experiment.variant}-{folder.config_hash(experiment.record())}"
   path = pathlib.Path(arguments.workdir or pathlib.Path("runs") / name)
-  if settings.remote.url:
+  if settings.remote.url and arguments.mode != "export":
     return _run_remote(arguments, experiment, settings, path)
-  work = _evaluate if arguments.mode == "eval" else _train
+  work = {"train": _train, "eval": _evaluate, "export": _export}[arguments.mode]
   return work(arguments, experiment, settings, path)
 
 
@@ -204,7 +210,14 @@ def check(settings: Any) -> None:
     )
 
 
-def _train(arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path) -> int:
+def _train(
+  arguments: Arguments,
+  experiment: Experiment,
+  settings: Any,
+  path: pathlib.Path,
+  client: Any = None,
+) -> int:
+  """Trains; `client` samples in place of an engine here."""
   from memrl_jax.training import folder, loop
 
   with folder.RunFolder.create(
@@ -219,7 +232,8 @@ def _train(arguments: Arguments, experiment: Experiment, settings: Any, path: pa
       status = f"finished before: all {done} updates are done; raise config.train.updates to go on"
       run_folder.end_session(status, done)
     else:
-      status = loop.train(settings, run_folder)
+      more = {} if client is None else {"client": client}
+      status = loop.train(settings, run_folder, **more)
     print(f"{status}\nreport: {run_folder.report}")
   return 0 if status.startswith("finished") else 3
 
@@ -229,6 +243,36 @@ def _evaluate(
 ) -> int:
   """Plays the panel with a checkpoint. Another evaluation section is welcome, another run is not."""
   from memrl_jax.training import folder, loop
+
+  newest = _newest_checkpoint(arguments, settings, path)
+  record = _as_trained(experiment.record(), folder.RunFolder(path))
+  with folder.RunFolder.create(
+    path, record, resume=True, seeds={"run": settings.seed}
+  ) as run_folder:
+    loop.evaluate_checkpoint(settings, run_folder, arguments.checkpoint)
+    run_folder.end_session("evaluated", arguments.checkpoint or newest)
+    print(f"report: {run_folder.report}")
+  return 0
+
+
+def _export(arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path) -> int:
+  """Writes the weights of a checkpoint as a Hugging Face directory inside the run folder."""
+  from memrl_jax.training import folder, loop
+
+  newest = _newest_checkpoint(arguments, settings, path)
+  record = _as_trained(experiment.record(), folder.RunFolder(path))
+  with folder.RunFolder.create(
+    path, record, resume=True, seeds={"run": settings.seed}
+  ) as run_folder:
+    written = loop.export_checkpoint(settings, run_folder, arguments.checkpoint)
+    run_folder.end_session("exported", arguments.checkpoint or newest)
+    print(f"weights: {written}")
+  return 0
+
+
+def _newest_checkpoint(arguments: Arguments, settings: Any, path: pathlib.Path) -> int:
+  """The newest checkpoint of the folder; ValueError if it, or the one asked for, is not there."""
+  from memrl_jax.training import folder
 
   run_folder = folder.RunFolder(path)
   if not run_folder.config.is_file():
@@ -245,30 +289,25 @@ def _evaluate(
     raise ValueError(
       f"no checkpoint {arguments.checkpoint} in {run_folder.checkpoints}; it holds {steps}"
     )
-  record = _as_trained(experiment.record(), run_folder)
-  with folder.RunFolder.create(
-    path, record, resume=True, seeds={"run": settings.seed}
-  ) as run_folder:
-    loop.evaluate_checkpoint(settings, run_folder, arguments.checkpoint)
-    run_folder.end_session("evaluated", arguments.checkpoint or steps[-1])
-    print(f"report: {run_folder.report}")
-  return 0
+  return steps[-1]
 
 
 def _run_remote(
   arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path
 ) -> int:
-  """Plays the panel with the model behind config.remote.url, whatever was trained in the folder."""
+  """Trains with the sampler behind config.remote.url, or plays the panel with the model there."""
   from memrl_jax.sampling import remote
   from memrl_jax.training import folder
 
   with remote.Client(settings.remote) as client:
     if arguments.mode == "train" and settings.train.updates:
       client.check_trainable(settings.sampling.temperature)
-      raise ValueError(
-        "training with a sampler on a server is not part of the loop yet; use --mode=eval, or leave "
-        "config.remote.url empty"
-      )
+      if not settings.remote.weights:
+        raise ValueError(
+          "training with a sampler on a server needs a directory that both see, for the new weights; "
+          "name one (config.remote.weights)"
+        )
+      return _train(arguments, experiment, settings, path, client)
     record = experiment.record()
     if (path / "config.json").is_file():
       record = _as_trained(record, folder.RunFolder(path))

@@ -10,6 +10,7 @@ import pathlib
 from typing import Any
 
 ASSETS = pathlib.Path(__file__).parent / "assets" / "tiny"
+MARK = "imitation.json"  # how a tiny checkpoint was made, and the sign that it is one
 
 
 def tokenizer_directory() -> pathlib.Path:
@@ -19,7 +20,7 @@ def tokenizer_directory() -> pathlib.Path:
 
 def is_tiny(checkpoint: pathlib.Path) -> bool:
   """Whether `experiments/tiny/imitate.py` made this checkpoint, so that it reads the tiny tokenizer."""
-  return (checkpoint / "imitation.json").is_file()
+  return (checkpoint / MARK).is_file()
 
 
 def shipped() -> list[str]:

@@ -42,6 +42,7 @@ _INDEX = "model.safetensors.index.json"
 _CONFIG = "config.json"
 _OURS = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
 _STORAGE = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+DTYPES = tuple(_STORAGE)
 _READABLE = (np.float32, np.float16, np.float64, ml_dtypes.bfloat16)
 _SMALL = 2**26  # bytes of all layers together that may lie on the host at once
 # What an export takes along from the directory that the weights came from.

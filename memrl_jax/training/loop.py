@@ -6,6 +6,9 @@ killed and resumed from a checkpoint repeats the lost updates exactly.
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
+import shutil
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +19,11 @@ import numpy as np
 from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import pool
-from memrl_jax.models import tiny, weights
+from memrl_jax.models import lora, tiny, weights
 from memrl_jax.rollout import collect, credit, pack, policies
-from memrl_jax.sampling import chat, engine
+from memrl_jax.sampling import engine, remote
 from memrl_jax.training import checkpoint, evaluate, folder, guard, mesh, metrics, report
+from memrl_jax.training import settings as settings_lib
 from memrl_jax.training import step as steps
 from memrl_jax.training.settings import Settings
 from memrl_jax.types import Trial
@@ -41,17 +45,20 @@ def plan(settings: Settings, update: int) -> list[Trial]:
 
 
 class Run:
-  """All parts of one run, built from its settings: model, sampler, environments, method, trainer."""
+  """All parts of one run, built from its settings: model, sampler, environments, method, trainer.
 
-  def __init__(self, settings: Settings):
-    self.settings = settings
-    directory = settings.model.directory()
-    self.cfg, self.initial = weights.load_directory(directory)
-    self.chat = (
-      chat.load(tiny.tokenizer_directory(), directory)
-      if tiny.is_tiny(directory)
-      else chat.from_transformers(directory)
+  `client` is the server that samples, where that is not the engine of this process.
+  """
+
+  def __init__(self, settings: Settings, client: remote.Client | None = None):
+    self.settings, self.client = settings, client
+    self._pushed: Any = None  # the params that the server has
+    self.mesh = mesh.make(settings.mesh)
+    self.cfg, self.initial = weights.load_directory(
+      settings.model.directory(), dtype=settings.model.dtype, place=mesh.placement(self.mesh)
     )
+    self.chat = settings.model.chat()
+    self.start = self.initial  # what training starts from, and the reference of a KL term
     self.family = env_base.family(settings.env.name)
     self.prompts = self.family.prompts(settings.env.options)
     self.horizon = evaluate.horizon(self.family, settings.env.options)
@@ -59,20 +66,41 @@ class Run:
     self.engine = engine.Engine(self.cfg, self.initial, settings.engine)
     self.evaluator = evaluate.Evaluator(settings, self.method.arms)
     total = settings.train.updates * settings.train.minibatches
+    adapted = self._adapt() if settings.lora.rank else {}
     self.trainer = steps.Trainer(
       self.cfg,
       settings.loss,
       steps.optimiser(settings.optim, total),
-      mesh.make(settings.mesh),
+      self.mesh,
       max_tokens=settings.pack.response,
-      remat=settings.model.remat,
+      remat=settings_lib.REMAT[settings.model.remat],
+      **adapted,
     )
     critic = None
     if settings.credit.estimator == "ppo" and not settings.frozen:
       critic = steps.init_critic(self.initial, self.cfg)
-    self.state = self.trainer.init(self.initial, critic)
+    if settings.frozen:  # needs no optimiser, nor a copy of its weights
+      self.state = steps.TrainState({"policy": self.initial}, None)
+    else:
+      self.state = self.trainer.init(self.start, critic)
     self.guard = guard.Guard(settings.guard)
     self.sync()  # before the engine warms up: placement is part of what is compiled
+
+  def _adapt(self) -> dict[str, Any]:
+    """What the trainer needs to train adapters only; from here on `start` is theirs."""
+    config, key = self.settings.lora, jax.random.key(self.settings.seed)
+    base = lora.quantize(self.initial, config)
+    self.start = lora.init(key, self.cfg, config)
+    self.initial = lora.dense(lora.attach(base, self.start, self.cfg, config))
+    self._merge = jax.jit(lambda base, trained: lora.merge(base, trained, self.cfg, config))
+    self._base = base
+    return {"base": base, "join": lambda b, trained: lora.attach(b, trained, self.cfg, config)}
+
+  @property
+  def params(self) -> Any:
+    """The policy's weights, adapters merged in."""
+    trained = self.state.params["policy"]
+    return self._merge(self._base, trained) if self.settings.lora.rank else trained
 
   def _credit_shape(self) -> credit.Shape:
     train = self.settings.train
@@ -80,15 +108,23 @@ class Run:
       train.groups * train.group_size, self.settings.method.attempts, self.horizon
     )
 
-  def policy(self, sampling: policies.SamplingConfig) -> policies.LanguagePolicy:
+  def policy(
+    self, sampling: policies.SamplingConfig
+  ) -> policies.LanguagePolicy | policies.RemotePolicy:
     """The current weights as a policy."""
-    return policies.LanguagePolicy(
-      self.engine, self.chat, sampling, max(self.settings.engine.buckets)
-    )
+    context = max(self.settings.engine.buckets)
+    if self.client is not None:
+      return policies.RemotePolicy(self.client, self.chat, sampling, context)
+    return policies.LanguagePolicy(self.engine, self.chat, sampling, context)
 
   def sync(self) -> None:
     """Hands the weights to the sampler, which starts afresh: nothing depends on what it did before."""
-    self.engine.set_params(self.state.params["policy"])
+    trained = self.state.params["policy"]
+    if self.client is None:
+      self.engine.set_params(self.params)
+    elif trained is not self._pushed:
+      self.client.push_params(self.cfg, self.params)
+      self._pushed = trained
 
   def rollout(self, update: int, envs: pool.EnvPool) -> list[Trial]:
     """Plays the trials of one update with the current weights."""
@@ -125,7 +161,7 @@ class Run:
     recompute = settings.loss.old_logps == "trainer"
     old = [self.trainer.score(params, part) if recompute else None for part in parts]
     ref = [
-      self.trainer.score(self.initial, part) if settings.loss.kl_coef else None for part in parts
+      self.trainer.score(self.start, part) if settings.loss.kl_coef else None for part in parts
     ]
     history = []
     for part, part_old, part_ref in zip(parts, old, ref, strict=True):
@@ -232,10 +268,16 @@ def table(record: dict[str, Any]) -> list[str]:
   return lines
 
 
-def train(settings: Settings, run_folder: folder.RunFolder, *, quiet: bool = False) -> str:
+def train(
+  settings: Settings,
+  run_folder: folder.RunFolder,
+  *,
+  quiet: bool = False,
+  client: remote.Client | None = None,
+) -> str:
   """Runs or continues the run of this folder; returns how it ended ("finished", ...)."""
   train_settings = settings.train
-  run = Run(settings)
+  run = Run(settings, client)
   with (
     checkpoint.StopSignal() as stop,
     checkpoint.Checkpoints(
@@ -247,7 +289,8 @@ def train(settings: Settings, run_folder: folder.RunFolder, *, quiet: bool = Fal
     log.truncate(done + 1 if done else 0)
     status = "finished"
     with metrics.Progress(train_settings.updates, start=done, quiet=quiet) as progress:
-      run.engine.warmup()
+      if client is None:
+        run.engine.warmup()
       if not train_settings.updates:
         _evaluate(run, log, 0, "final", progress)
       elif not done and settings.eval.at_start:
@@ -306,6 +349,9 @@ def _update(run: Run, log: metrics.MetricsLog, envs: pool.EnvPool, update: int, 
     "seconds/learn": learned - rolled,
     **_engine_timing(before, run.engine.stats, rolled - began),
   }
+  if run.client is not None:
+    counts = dataclasses.asdict(run.client.counts)
+    timing |= {f"remote/{name}": count for name, count in counts.items()}
   log.write(update + 1, numbers, timing)
   every = run.settings.train.rollouts_every
   if reason or any(t.void for t in trials) or _due(update + 1, every) or update == 0:
@@ -344,6 +390,8 @@ def _engine_timing(before: engine.Stats, after: engine.Stats, seconds: float) ->
   return {
     "engine/reused": done.reused / max(done.reused + done.prefilled, 1),
     "engine/prefilled": done.prefilled,
+    "engine/tokens_saved": done.reused,
+    "engine/tokens_in_place": done.in_place,
     "engine/steps": done.steps,
     "engine/tokens_per_second": done.sampled / max(seconds, 1e-9),
   }
@@ -372,3 +420,25 @@ def evaluate_checkpoint(settings: Settings, run_folder: folder.RunFolder, step: 
     run.engine.warmup()
     _evaluate(run, log, done, "eval", progress)
   report.write_report(run_folder)
+
+
+def export_checkpoint(
+  settings: Settings, run_folder: folder.RunFolder, step: int | None
+) -> pathlib.Path:
+  """--mode=export: the policy of a checkpoint as a Hugging Face directory, adapters merged in.
+
+  The tokenizer goes along, so that transformers, a server or config.model.checkpoint reads it back.
+  """
+  run = Run(settings)
+  with checkpoint.Checkpoints(
+    run_folder.checkpoints, keep=settings.train.keep, keep_every=None
+  ) as saved:
+    done = run.load(saved, step)
+  source, path = settings.model.directory(), run_folder.path / f"export-{done:06d}"
+  is_tiny = tiny.is_tiny(source)
+  dtype, goes_along = settings.model.dtype, None if is_tiny else source
+  weights.save_directory(path, run.cfg, run.params, dtype=dtype, source=goes_along)
+  if is_tiny:
+    for file in (*tiny.tokenizer_directory().iterdir(), source / tiny.MARK):
+      shutil.copy(file, path)
+  return path

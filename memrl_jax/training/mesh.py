@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -61,8 +62,8 @@ def place_batch(mesh: Mesh, batch: Any) -> Any:
   return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), batch)
 
 
-def param_shardings(mesh: Mesh, params: Any) -> Any:
-  """A sharding for every weight (or optimiser moment of the same path), by RULES."""
+def placement(mesh: Mesh) -> Callable[[Any, Any], NamedSharding]:
+  """Where RULES put a weight: a function of its path in the tree and its shape."""
 
   def place(path, leaf) -> NamedSharding:
     name = jax.tree_util.keystr(path)
@@ -79,7 +80,12 @@ def param_shardings(mesh: Mesh, params: Any) -> Any:
         return NamedSharding(mesh, PartitionSpec(*spec))
     return NamedSharding(mesh, PartitionSpec())
 
-  return jax.tree_util.tree_map_with_path(place, params)
+  return place
+
+
+def param_shardings(mesh: Mesh, params: Any) -> Any:
+  """A sharding for every weight (or optimiser moment of the same path), by RULES."""
+  return jax.tree_util.tree_map_with_path(placement(mesh), params)
 
 
 def place_params(mesh: Mesh, params: Any) -> Any:

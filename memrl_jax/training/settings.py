@@ -13,10 +13,12 @@ from typing import Any
 from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import pool
-from memrl_jax.models import tiny
+from memrl_jax.models import lora, tiny, weights
 from memrl_jax.rollout import credit, pack, policies
 from memrl_jax.sampling import chat, engine, remote
 from memrl_jax.training import guard, mesh, objective, step
+
+REMAT = {"none": False, "some": "some", "all": True}  # as `policy.hidden` takes it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,20 +41,42 @@ class EnvSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ModelSettings:
-  """`checkpoint`: "tiny:<family>" for a shipped tiny model, or a directory."""
+  """`checkpoint`: "tiny:<name>" for a shipped tiny model, or a directory.
+
+  dtype: of the weights and the cache; "bfloat16" for a model that stays as it is, or under adapters.
+  remat: what the backward pass computes again: "none", "all" of a layer, or "some" (not its widest
+  projection).
+  """
 
   checkpoint: str
-  remat: bool = True
+  dtype: str = "float32"
+  remat: str = "all"
+
+  def __post_init__(self):
+    if self.remat not in REMAT:
+      raise ValueError(
+        f"remat {self.remat!r} is not known; choose one of {', '.join(REMAT)} (config.model.remat)"
+      )
+    if self.dtype not in weights.DTYPES:
+      raise ValueError(
+        f"dtype {self.dtype!r} is not known; choose one of {', '.join(weights.DTYPES)} "
+        "(config.model.dtype)"
+      )
 
   def directory(self) -> pathlib.Path:
     """Where the weights lie; ValueError if they are not there."""
     if self.checkpoint.startswith("tiny:"):
       return tiny.directory(self.checkpoint.removeprefix("tiny:"))
     path = pathlib.Path(self.checkpoint).expanduser()
+    if path.suffix == ".gguf":
+      raise ValueError(
+        f"{path} is a GGUF file; write it as a directory once, with python -m memrl_jax.models.gguf "
+        f"{path} DIRECTORY, and give that directory (config.model.checkpoint)"
+      )
     if not (path / "config.json").is_file():
       raise ValueError(
         f"no model in {path} (config.json is missing); give a directory with weights, or "
-        f"tiny:<family> with one of {', '.join(tiny.shipped())} (config.model.checkpoint)"
+        f"tiny:<name> with one of {', '.join(tiny.shipped())} (config.model.checkpoint)"
       )
     return path
 
@@ -154,6 +178,7 @@ class Settings:
   seed: int
   env: EnvSettings
   model: ModelSettings
+  lora: lora.LoraConfig
   method_name: str
   method: methods.Config
   sampling: policies.SamplingConfig
@@ -190,6 +215,18 @@ class Settings:
       raise ValueError(
         f"{self.method_name} uses the estimator {' or '.join(allowed)}, not {self.credit.estimator}; "
         "change config.credit.estimator or config.method.name"
+      )
+    if self.lora.rank and (allowed is None or self.credit.estimator == "ppo"):
+      why = (
+        "trains nothing" if allowed is None else "also trains a critic, all of whose weights move"
+      )
+      raise ValueError(
+        f"adapters do not go with {self.method_name}, which {why}; set config.lora.rank to 0"
+      )
+    if self.train.updates and self.model.dtype != "float32" and not self.lora.rank:
+      raise ValueError(
+        f"updates of this size vanish in {self.model.dtype} weights; train float32 ones "
+        "(config.model.dtype), or adapters beside them (config.lora.rank)"
       )
     if self.train.updates:
       self.sampling.check_trainable()

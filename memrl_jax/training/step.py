@@ -7,7 +7,7 @@ of the loss and of its count run over all of it. Buffers of gradients and state 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -122,7 +122,11 @@ def critic_values(critic: dict[str, Any], cfg: DecoderConfig, batch: TokenBatch,
 
 
 class Trainer:
-  """The jitted functions of one model, loss and mesh; holds no state that training changes."""
+  """The jitted functions of one model, loss and mesh; holds no state that training changes.
+
+  With adapters, what is trained is not the weights: `join(base, trained)` makes the weights of the
+  policy inside every function, and only `trained` has gradients and an optimiser.
+  """
 
   def __init__(
     self,
@@ -133,10 +137,14 @@ class Trainer:
     *,
     max_tokens: int,
     remat: bool | str = True,
+    base: Any | None = None,
+    join: Callable[[Any, Any], Any] | None = None,
   ):
     self.cfg, self.loss, self.mesh = cfg, loss, mesh
+    self._base = {} if base is None else meshes.place_params(mesh, base)
+    self._join = (lambda base, trained: trained) if join is None else join
     self._tx, self._max_tokens, self._remat = tx, max_tokens, remat
-    self._accumulate = jax.jit(self._accumulate_fn, donate_argnums=1)
+    self._accumulate = jax.jit(self._accumulate_fn, donate_argnums=2)
     self._apply = jax.jit(self._apply_fn, donate_argnums=0)
     self._zeros = jax.jit(self._zeros_fn)
     self._score = jax.jit(self._score_fn)
@@ -159,7 +167,7 @@ class Trainer:
 
     They stay on the device and nothing waits for them, as in `update`.
     """
-    return [self._score(params, self._place(batch)) for batch in batches]
+    return [self._score(self._base, params, self._place(batch)) for batch in batches]
 
   def values(self, critic: Any, batches: Sequence[TokenBatch]) -> list[np.ndarray]:
     """The critic's estimates [B, S], one array per micro-batch."""
@@ -181,6 +189,7 @@ class Trainer:
     sums = self._zeros(state.params)
     for i, batch in enumerate(batches):
       sums = self._accumulate(
+        self._base,
         state.params,
         sums,
         self._place(batch),
@@ -194,14 +203,15 @@ class Trainer:
     sums = self._zeros(params)
     for batch in batches:
       placed = self._place(batch)
-      sums = self._accumulate(params, sums, placed, placed.behaviour_BSK, placed.behaviour_BSK)
+      behaviour = placed.behaviour_BSK
+      sums = self._accumulate(self._base, params, sums, placed, behaviour, behaviour)
     return _closed(sums)
 
   def _place(self, tree: Any) -> Any:
     return meshes.place_batch(self.mesh, tree)
 
-  def _score_fn(self, params, batch):
-    return policy.logprobs(params, self.cfg, batch, entropy=False)[0]
+  def _score_fn(self, base, params, batch):
+    return policy.logprobs(self._join(base, params), self.cfg, batch, entropy=False)[0]
 
   def _values_fn(self, critic, batch):
     return critic_values(critic, self.cfg, batch)
@@ -213,11 +223,11 @@ class Trainer:
     grads = jax.tree.map(jnp.zeros_like, params)
     return self._pinned(Sums(grads, zero, zero, dict.fromkeys(names, zero), jnp.zeros(())))
 
-  def _loss_fn(self, params, batch: TokenBatch, old_BSK, ref_BSK):
+  def _loss_fn(self, params, base, batch: TokenBatch, old_BSK, ref_BSK):
     """The total of the policy's loss and of the critic's; their weights are disjoint."""
     B, S, K = batch.mask_BSK.shape
     logp_BSK, entropy_BSK = policy.logprobs(
-      params["policy"], self.cfg, batch, entropy=True, remat=self._remat
+      self._join(base, params["policy"]), self.cfg, batch, entropy=True, remat=self._remat
     )
 
     def rows(value_BSK):
@@ -250,9 +260,9 @@ class Trainer:
     total = loss.total + self.loss.value_coef * value.total
     return total, (loss, value, metrics, jnp.max(gap_RK))
 
-  def _accumulate_fn(self, params, sums: Sums, batch, old_BSK, ref_BSK) -> Sums:
+  def _accumulate_fn(self, base, params, sums: Sums, batch, old_BSK, ref_BSK) -> Sums:
     grads, (loss, value, metrics, gap) = jax.grad(self._loss_fn, has_aux=True)(
-      params, batch, old_BSK, ref_BSK
+      params, base, batch, old_BSK, ref_BSK
     )
     loss, value, metrics, gap = jax.lax.stop_gradient((loss, value, metrics, gap))
     added = Sums(

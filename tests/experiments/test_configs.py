@@ -91,14 +91,14 @@ def test_an_override_arrives_with_its_type():
     "engine.buckets=(64, 128)",
     "eval.swap=random,base",
     "eval.arms=none",
-    "model.remat=True",
+    "credit.batch_scale=False",
     "eval.options.start=random",
     "env.workers=3",
   )
   assert s.optim.learning_rate == 1.0 and isinstance(s.optim.learning_rate, float)
   assert s.engine.buckets == (64, 128)
   assert (s.eval.swap, s.eval.arms) == (("random", "base"), ("none",))
-  assert s.model.remat is True
+  assert s.credit.batch_scale is False
   assert dict(s.eval.options) == {"start": "random"}
   assert s.env.workers == 3
 
@@ -147,7 +147,11 @@ def test_the_record_is_json_and_names_the_experiment():
     ("train.updates=1e2", "takes a whole number"),
     ("optim.learning_rate=fast", "takes a number, not 'fast'"),
     ("optim.learning_rate=nan", "takes a number"),
-    ("model.remat=1", "takes true or false"),
+    ("credit.batch_scale=1", "takes true or false"),
+    ("model.remat=True", "choose one of none, some, all"),
+    ("model.dtype=float16", "choose one of float32, bfloat16"),
+    ("model.dtype=bfloat16", "train float32 ones"),
+    ("lora.targets=q_proj", "choose from qkv"),
     ("engine.buckets=64,b", "takes whole numbers separated by commas"),
     ("env.name=sokoban", "use a file of sokoban instead"),
     ("seed", "write --config.seed=VALUE"),

@@ -455,6 +455,8 @@ def test_training_on_a_server_is_refused_where_it_cannot_be_true(server, tmp_pat
   assert run.main([*LAMER, *place, "--config.remote.api=chat"]) == 2
   error = capsys.readouterr().err
   assert "gives no sampled ids with their log-probs" in error and error.count("\n") == 1
+  assert run.main([*LAMER, *place]) == 2
+  assert "(config.remote.weights)" in capsys.readouterr().err
   assert run.main([*LAMER, *place, "--config.eval.swap=base", "--mode=eval"]) == 2
   assert "leave base out" in capsys.readouterr().err
 

@@ -131,7 +131,7 @@ def test_the_step_holds_no_array_of_positions_times_vocabulary(params):
   weights = {"policy": policy.shapes(cfg)}
   sums = jax.eval_shape(one._zeros_fn, weights)
   compiled = one._accumulate.lower(
-    weights, sums, batch, batch.behaviour_BSK, batch.behaviour_BSK
+    {}, weights, sums, batch, batch.behaviour_BSK, batch.behaviour_BSK
   ).compile()
   shapes = re.findall(r"\b(?:f|bf|s|u|pred)\d*\[([\d,]+)\]", compiled.as_text())
   largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
