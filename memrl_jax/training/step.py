@@ -207,6 +207,12 @@ class Trainer:
       sums = self._accumulate(self._base, params, sums, placed, behaviour, behaviour)
     return _closed(sums)
 
+  def lower(self, params: Any, batch: TokenBatch) -> jax.stages.Lowered:
+    """The program of a micro-batch's gradient, to look into; shapes are enough."""
+    sums = jax.eval_shape(self._zeros_fn, params)
+    behaviour = batch.behaviour_BSK
+    return self._accumulate.lower(self._base, params, sums, batch, behaviour, behaviour)
+
   def _place(self, tree: Any) -> Any:
     return meshes.place_batch(self.mesh, tree)
 

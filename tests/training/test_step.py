@@ -128,11 +128,7 @@ def test_the_step_holds_no_array_of_positions_times_vocabulary(params):
   one = trainer(cfg=cfg)
   packing = dataclasses.replace(PACK, length=96)
   batch = pack.empty(packing)
-  weights = {"policy": policy.shapes(cfg)}
-  sums = jax.eval_shape(one._zeros_fn, weights)
-  compiled = one._accumulate.lower(
-    {}, weights, sums, batch, batch.behaviour_BSK, batch.behaviour_BSK
-  ).compile()
+  compiled = one.lower({"policy": policy.shapes(cfg)}, batch).compile()
   shapes = re.findall(r"\b(?:f|bf|s|u|pred)\d*\[([\d,]+)\]", compiled.as_text())
   largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
   everywhere = packing.sequences * packing.length * 4096
