@@ -24,11 +24,17 @@ MEMORY_KINDS = ("reflection_only", "history_only", "history_and_reflection")
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-  """`anchor` identifies the bare state (equal anchors = same state), without history or memory."""
+  """`anchor` identifies the bare state (equal anchors = same state), without history or memory.
+
+  `goal` is what the agent is asked to do ("" where every task asks the same), `task` the stable name of
+  the task and its variation ("" = the seed); both are needed in the first observation of an attempt only.
+  """
 
   text: str
   anchor: str
   admissible: tuple[str, ...] | None = None
+  goal: str = ""
+  task: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,10 +110,14 @@ class Seeded:
 
 
 class Step(NamedTuple):
-  """One turn of an attempt as the agent remembers it: what it did and what came of it."""
+  """One turn of an attempt as the agent remembers it: what it did and what came of it.
+
+  `tips` stood in the prompt of that turn and stay in the history; empty where a method shows tips once.
+  """
 
   action: str
   result: StepResult
+  tips: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -137,20 +147,34 @@ class View(NamedTuple):
 
   `past` is empty when memory is cleared. `memory` is one of MEMORY_KINDS and says how past attempts
   are shown. `instruction` is an extra sentence of the method ("" for none; ReAct asks for thoughts).
+  `tips` were retrieved from a memory for this turn, best first; without them a prompt is byte for
+  byte that of an agent without memory.
   """
 
   past: tuple[AttemptLog, ...]
   current: AttemptLog
   memory: str = "reflection_only"
   instruction: str = ""
+  tips: tuple[str, ...] = ()
+
+  def without_tips(self) -> View:
+    """The same view as an agent without memory has it, the tips of earlier turns gone too."""
+    steps = [step._replace(tips=()) for step in self.current.steps]
+    return self._replace(current=dataclasses.replace(self.current, steps=steps), tips=())
 
 
 class Prompts(NamedTuple):
-  """How a family shows itself to a language model; pure functions of a View."""
+  """How a family shows itself to a language model; pure functions of a View.
+
+  `reflect` asks what to do better in the next attempt, `tip` what a stranger who plays this task
+  should know; their parsers give (text, whether it was well formed).
+  """
 
   play: Callable[[View], list[Message]]
   reflect: Callable[[View], list[Message]]
   parse_reflection: Callable[[str], tuple[str, bool]]
+  tip: Callable[[View], list[Message]]
+  parse_tip: Callable[[str], tuple[str, bool]]
 
 
 class Player(Protocol):

@@ -193,9 +193,7 @@ def _wording(options: Options) -> prompting.Wording:
 
 def prompts(options: Options) -> base.Prompts:
   """Prompts in the style of the options."""
-  if options.style == "full":
-    return prompting.full(_wording(options))
-  return prompting.brief(_SHORTHAND)
+  return prompting.written(options.style, _SHORTHAND, _wording(options))
 
 
 # Players.

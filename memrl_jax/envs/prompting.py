@@ -1,8 +1,9 @@
 """The text between an environment and a language model: tags, memory blocks, history windows.
 
-Two styles. "full": rules and observations in sentences, for language models that read English.
-"brief": a compact notation for our tiny models, in which every word, cell and coordinate is one
-token. A family describes itself with a `Wording` and a `Shorthand`; everything else stands here once.
+Three styles. "full": rules and observations in sentences, for language models that read English.
+"chat": the same as a conversation, in which each turn appends and nothing before it changes. "brief":
+a compact notation for our tiny models, in which every word, cell and coordinate is one token. A family
+describes itself with a `Wording` and a `Shorthand`; everything else stands here once.
 
 Trials are numbered by what is remembered: with no remembered attempt every attempt is trial 1, so a
 cleared memory gives exactly the prompt of a first attempt (experiments/lamer.md 6.6).
@@ -19,7 +20,7 @@ import numpy as np
 from memrl_jax.envs import base
 from memrl_jax.types import Message
 
-STYLES = ("brief", "full")
+STYLES = ("brief", "full", "chat")
 REFLECTION_CHARS = 2000  # experiments/lamer.md 1.6
 HISTORY_TURNS = 7  # actions shown of an attempt; experiments/lamer.md 1.7
 HISTORY_OBSERVATIONS = 2  # newest observations shown in full; older ones as "..."
@@ -152,6 +153,7 @@ def brief(shorthand: Shorthand) -> base.Prompts:
     lines = [shorthand.header]
     for number, bodies in enumerate(memory_bodies(view, shorthand.past), start=1):
       lines += [f"trial {number}:{body}" for body in bodies]
+    lines += [f"tip:{tip}" for tip in view.tips]
     lines.append(f"now trial {len(view.past) + 1}{shorthand.now(view.current)}")
     return _user(lines, view.instruction, "\n")
 
@@ -159,7 +161,34 @@ def brief(shorthand: Shorthand) -> base.Prompts:
     line = f"reflect trial {len(view.past) + 1}{shorthand.reflect(view.current)}"
     return _user([line], view.instruction, "\n")
 
-  return base.Prompts(play, reflect, parse_reflection)
+  return base.Prompts(play, reflect, parse_reflection, reflect, parse_reflection)
+
+
+# Tips.
+
+
+def tip_block(tips: Sequence[str]) -> list[str]:
+  """What is appended to a turn that was given tips: nothing at all without any."""
+  if not tips:
+    return []
+  return ["\n".join(["<tips>", _TIPS_ARE, *(f"- {tip}" for tip in tips), "</tips>"])]
+
+
+def parse_tip(response: str) -> tuple[str, bool]:
+  """The answer as one line of at most 2000 characters; not well formed when nothing was said."""
+  line = " ".join(response.split())[:REFLECTION_CHARS]
+  return line, bool(line)
+
+
+_TIPS_ARE = (
+  "Notes from earlier explorations of this task, which may be wrong or may not apply here:"
+)
+
+_TIP_REQUEST = (
+  "The episode is over; thank you for playing. What you found out may or may not be worth knowing to "
+  "others who will be given this task. Say in one sentence, on one line and in fewer than 100 words, "
+  "what was done, what was learned from it, and how far it came from completing the task."
+)
 
 
 # Full style.
@@ -194,19 +223,76 @@ def full(wording: Wording) -> base.Prompts:
       parts.append(f"Trial #{number} so far:\n{_history(wording, view.current.steps)}")
     else:
       parts.append(f"Trial #{number} begins now, from the initial state shown above.")
-    return _user(parts, view.instruction, "\n\n", wording.request)
+    return _user([*parts, *tip_block(view.tips)], view.instruction, "\n\n", wording.request)
+
+  def finished(view: base.View) -> list[str]:
+    steps = view.current.steps
+    return [
+      *opening(view),
+      f"Everything that happened in trial #{len(view.past) + 1}:\n"
+      f"{_history(wording, steps, keep=len(steps), observed=len(steps))}",
+    ]
 
   def reflect(view: base.View) -> list[Message]:
-    number, steps = len(view.past) + 1, view.current.steps
-    parts = [
-      *opening(view),
-      f"Everything that happened in trial #{number}:\n"
-      f"{_history(wording, steps, keep=len(steps), observed=len(steps))}",
-      f"Trial #{number} has ended and the task was not completed.",
-    ]
-    return _user(parts, view.instruction, "\n\n", _REFLECT_REQUEST)
+    ending = f"Trial #{len(view.past) + 1} has ended and the task was not completed."
+    return _user([*finished(view), ending], view.instruction, "\n\n", _REFLECT_REQUEST)
 
-  return base.Prompts(play, reflect, parse_reflection)
+  def tip(view: base.View) -> list[Message]:
+    return _user(finished(view), view.instruction, "\n\n", _TIP_REQUEST)
+
+  return base.Prompts(play, reflect, parse_reflection, tip, parse_tip)
+
+
+# Chat style.
+
+
+def chat(wording: Wording) -> base.Prompts:
+  """Prompts as a conversation: rules and first observation, then action and observation in turn.
+
+  Remembered attempts stand in the first message; the tips of a turn close its message.
+  """
+
+  def opening(view: base.View) -> str:
+    initial = wording.show(view.current.initial.text)
+    parts = [wording.rules, *filter(None, (view.instruction, wording.request)), initial]
+    memories = memory_bodies(view, lambda attempt: _history(wording, attempt.steps))
+    for number, bodies in enumerate(memories, start=1):
+      parts.insert(
+        -1, "\n".join([f"Memory of trial #{number}:", *(b or "(empty)" for b in bodies)])
+      )
+    return "\n\n".join(parts)
+
+  def conversation(view: base.View) -> list[Message]:
+    messages, said = [], opening(view)
+    for step in view.current.steps:
+      messages.append(Message("user", "\n\n".join([said, *tip_block(step.tips)])))
+      messages.append(Message("assistant", step.action or "(nothing)"))
+      note = f" ({step.result.note})" if step.result.note else ""
+      said = wording.show(step.result.observation.text) + note
+    return [*messages, Message("user", said)]
+
+  def closed(view: base.View, *parts: str) -> list[Message]:
+    *before, last = conversation(view)
+    return [*before, last._replace(content="\n\n".join([last.content, *parts]))]
+
+  def play(view: base.View) -> list[Message]:
+    check_memory(view)
+    return closed(view, *tip_block(view.tips))
+
+  def reflect(view: base.View) -> list[Message]:
+    return closed(view, _REFLECT_REQUEST)
+
+  def tip(view: base.View) -> list[Message]:
+    return closed(view, _TIP_REQUEST)
+
+  return base.Prompts(play, reflect, parse_reflection, tip, parse_tip)
+
+
+def written(style: str, shorthand: Shorthand, wording: Wording) -> base.Prompts:
+  """The prompts of a family in one of STYLES."""
+  if style == "brief":
+    return brief(shorthand)
+  return chat(wording) if style == "chat" else full(wording)
 
 
 _REFLECT_REQUEST = (

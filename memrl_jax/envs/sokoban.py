@@ -179,9 +179,11 @@ def _wording(options: Options) -> prompting.Wording:
 
 def prompts(options: Options) -> base.Prompts:
   """Prompts in the style of the options."""
-  if options.style == "full":
-    return prompting.full(_wording(options))
-  return prompting.brief(prompting.Shorthand(f"boxes {options.boxes}", _past, _now, _reflect))
+  return prompting.written(
+    options.style,
+    prompting.Shorthand(f"boxes {options.boxes}", _past, _now, _reflect),
+    _wording(options),
+  )
 
 
 # Players: all of them read the board as it is shown.

@@ -70,6 +70,6 @@ FAMILY = base.Family(
   "game",
   Options,
   Game,
-  lambda options: base.Prompts(_play, _reflect, _parse),
+  lambda options: base.Prompts(_play, _reflect, _parse, _reflect, _parse),
   {"random": lambda options, rng: None},
 )
