@@ -115,6 +115,12 @@ class Reader:
       query = "SELECT digest FROM versions WHERE version=?"
       return db.execute(query, (resolve(db, at),)).fetchone()[0].hex()
 
+  def next_id(self, at: int | None = None) -> int:
+    """The least id that no entry has had up to a version."""
+    with self._reading() as db:
+      query = "SELECT next_id FROM versions WHERE version=?"
+      return db.execute(query, (resolve(db, at),)).fetchone()[0]
+
   def get(
     self, tenant: str, ids: collections.abc.Iterable[int], at: int | None = None
   ) -> list[Entry]:

@@ -17,7 +17,7 @@ import os
 import sqlite3
 import threading
 
-from memrl_jax.memory import lock, reader, records, schema
+from memrl_jax.memory import check, lock, reader, records, schema
 from memrl_jax.memory.draft import Draft
 from memrl_jax.memory.records import (
   Add,
@@ -58,6 +58,8 @@ class Store(reader.Reader):
     self._writer: sqlite3.Connection | None = None
     if not (self.path / schema.FILE).exists() and read_only:
       raise StoreError(f"there is no memory in {self.path}; check the path.")
+    if (self.path / check.SNAPSHOT).exists() and not read_only:
+      raise StoreError(f"{self.path} is a snapshot; restore it to another folder and write there.")
     self.path.mkdir(parents=True, exist_ok=True)
     self._lock = self._acquire()
     try:
@@ -145,6 +147,7 @@ class Store(reader.Reader):
     once: bool = False,
     near_duplicates: int = 0,
     manifest: Manifest | None = None,
+    reserve: int = 0,
     why: str = "",
   ) -> Commit:
     """All of it as one new version, or nothing of it.
@@ -152,6 +155,7 @@ class Store(reader.Reader):
     once: an Add whose (tenant, key, text) is live gives that entry's id and adds nothing.
     near_duplicates: how many the caller has dropped before, for `stats`.
     manifest: from another embedder; every live entry must get its new vector in this commit.
+    reserve: ids below it are never given from now on; for imports.
     """
     ops = list(ops)
     proposed, shown = self._merges(ops, once)
@@ -175,7 +179,7 @@ class Store(reader.Reader):
         "near_duplicates": near_duplicates,
       }
       self._record(db, version + 1, reads, outcomes)
-      _seal(db, version + 1, draft.next_id, kept, why, counts)
+      _seal(db, version + 1, max(draft.next_id, reserve), kept, why, counts)
     return Commit(version + 1, ids, evicted, merged)
 
   def _merges(self, ops: list[Op], once: bool) -> tuple[list[Op], dict[int, int]]:
