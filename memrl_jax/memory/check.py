@@ -9,7 +9,7 @@ import os
 import pathlib
 import sqlite3
 
-from memrl_jax.memory import records, schema
+from memrl_jax.memory import schema
 
 SNAPSHOT = "snapshot.json"  # in a snapshot: its version, and the sha256 of every file
 AT_MOST = 20  # problems that are listed; one flipped page can break thousands of rows
@@ -64,12 +64,13 @@ def verify(folder: str | os.PathLike) -> list[str]:
   try:
     found += list(_files(folder))
     db = schema.connect(folder, write=False)
+    db.text_factory = lambda text: text.decode(errors="replace")  # damage may be no UTF-8
     try:
       db.execute("BEGIN")
       found += list(_database(db))
     finally:
       db.close()
-  except (sqlite3.Error, OSError, records.StoreError) as error:
+  except (sqlite3.Error, OSError, ValueError) as error:  # ValueError: a message that is no UTF-8
     found.append(f"{schema.FILE} cannot be read: {error}")
   return found[:AT_MOST] + [f"and {n} more" for n in [len(found) - AT_MOST] if n > 0]
 
@@ -114,16 +115,12 @@ def _database(db: sqlite3.Connection) -> collections.abc.Iterator[str]:
 
 
 def _contents(db: sqlite3.Connection) -> collections.abc.Iterator[str]:
-  # Bytes, not text: a flipped byte may be no UTF-8 any more.
-  query = (
-    "SELECT content, digest, words, CAST(key AS BLOB), CAST(text AS BLOB), vector FROM contents"
-  )
+  query = "SELECT content, digest, words, key, text, vector FROM contents"
   for number, digest, words, key, text, vector in db.execute(query):
     try:
-      key, text = key.decode(), text.decode()
       right = digest == schema.content_digest(key, text, vector)
       right = right and words == schema.words_digest(key, text)
-    except (ValueError, AttributeError, TypeError):
+    except TypeError:  # a flipped type
       right = False
     if not right:
       who = db.execute("SELECT entry FROM states WHERE content=?", (number,)).fetchone()

@@ -192,7 +192,7 @@ class Draft:
     contents, states, ended = [], [], []
     for id, after in self.after.items():
       before = self.before.get(id)
-      if after == before:
+      if after == before and id not in self.new:
         continue
       if before is not None:
         counts["removed" if after is None else "changed"] += 1
