@@ -32,7 +32,8 @@ from memrl_jax.models import tiny
 
 VOCABULARY = 1024
 RESERVED = 64  # for the symbols of later environments (--claim)
-ENVIRONMENTS = ("darkroom", "minesweeper", "sokoban")  # the order fixes ids: append only
+ENVIRONMENTS = ("darkroom", "minesweeper", "sokoban", "lab")  # the order fixes ids: append only
+FOUNDERS = 3  # the first of them; the others came with --claim
 SPECIAL = ("<pad>", "<unk>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 COORDINATES = tuple(f"({row},{column})" for row in range(10) for column in range(10))
 ASCII = tuple(chr(code) for code in range(33, 127))
@@ -121,8 +122,9 @@ def learned(taken: set[str], count: int) -> list[str]:
 
 
 def train() -> proto.ModelProto:
-  """The whole vocabulary from scratch."""
-  atoms = [*COORDINATES, *itertools.chain.from_iterable(symbols(name) for name in ENVIRONMENTS)]
+  """The whole vocabulary from scratch; later environments claim their symbols, as they once did."""
+  founders = (symbols(name) for name in ENVIRONMENTS[:FOUNDERS])
+  atoms = [*COORDINATES, *itertools.chain.from_iterable(founders)]
   atoms = list(dict.fromkeys(atom.replace(" ", "\u2581") for atom in atoms))
   single = [piece for piece in ("\u2581", "\n", *ASCII) if piece not in atoms]
   reserved = [f"<|reserved_{index}|>" for index in range(RESERVED)]
@@ -136,7 +138,7 @@ def train() -> proto.ModelProto:
   pieces += [Piece(piece=text, score=0.0, type=Piece.CONTROL) for text in reserved]
   ranked = single + words
   pieces += [_normal(text, rank, len(ranked)) for rank, text in enumerate(ranked)]
-  return _model(pieces)
+  return claim(_model(pieces))
 
 
 def claim(model: proto.ModelProto) -> proto.ModelProto:

@@ -205,8 +205,10 @@ class Family(NamedTuple):
 
 _MODULES = {
   "darkroom": "memrl_jax.envs.darkroom",
+  "lab": "memrl_jax.envs.lab",
   "minesweeper": "memrl_jax.envs.minesweeper",
   "sokoban": "memrl_jax.envs.sokoban",
+  "webshop": "memrl_jax.envs.webshop",
 }
 
 
