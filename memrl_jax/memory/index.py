@@ -25,6 +25,7 @@ import numpy as np
 
 from memrl_jax.memory import ann as ann_lib
 
+NEAR = 0.95  # cosine above which two entries say the same
 _SPARE = 8  # candidates beyond k: nearly always enough to see that the k-th is certain
 _SLACK = 2e-5  # float32 inner products of unit vectors are this exact, in any order of summation
 _CHUNK = 4096  # rows turned into float64 at a time
@@ -174,6 +175,10 @@ class Index:
   ) -> list[Found]:
     """For each query the k best above `min_similarity` (strictly); k=None: all above it, exactly."""
     queries_QD = np.ascontiguousarray(queries_QD, np.float32)
+    if queries_QD.ndim != 2 or queries_QD.shape[1] != self.vectors.dimension:
+      raise ValueError(
+        f"the queries have shape {queries_QD.shape}; this index takes [Q, {self.vectors.dimension}]"
+      )
     if not np.isfinite(queries_QD).all():
       raise ValueError("a query holds NaN or infinity; look at what embedded it")
     start = time.perf_counter()
