@@ -104,7 +104,7 @@ class Store(reader.Reader):
         f"the memory {self.path} was embedded by {mine.embedder} ({mine.dimension} numbers, "
         f"normalised: {mine.normalised}), not by {manifest.embedder} ({manifest.dimension}, "
         f"{manifest.normalised}); to embed it anew run `python -m memrl_jax.memory reindex "
-        f"{self.path} --embedder {manifest.embedder}`."
+        f"{self.path} --embedder {manifest.embedder} --dimension {manifest.dimension}`."
       )
 
   def close(self) -> None:
@@ -178,7 +178,7 @@ class Store(reader.Reader):
         "repeated": draft.repeated,
         "near_duplicates": near_duplicates,
       }
-      self._record(db, version + 1, reads, outcomes)
+      counts |= self._record(db, version + 1, reads, outcomes)
       _seal(db, version + 1, max(draft.next_id, reserve), kept, why, counts)
     return Commit(version + 1, ids, evicted, merged)
 
@@ -203,7 +203,7 @@ class Store(reader.Reader):
         shown |= {entry.id: entry.version for entry in live}
     return proposed, shown
 
-  def _record(self, db, version, reads, outcomes) -> None:
+  def _record(self, db, version, reads, outcomes) -> dict[str, int]:
     rows = [(version, r.trial, int(r.step), int(r.id), int(r.version)) for r in reads]
     for _, trial, _, id, seen in rows:
       found = db.execute(
@@ -216,10 +216,9 @@ class Store(reader.Reader):
           "record the version that the search reported."
         )
     db.executemany("INSERT INTO reads VALUES(?, ?, ?, ?, ?)", rows)
-    db.executemany(
-      "INSERT INTO outcomes VALUES(?, ?, ?, ?)",
-      [(version, o.trial, float(o.reward), int(o.success)) for o in outcomes],
-    )
+    ends = [(version, o.trial, float(o.reward), int(o.success)) for o in outcomes]
+    db.executemany("INSERT INTO outcomes VALUES(?, ?, ?, ?)", ends)
+    return {"reads": len(rows), "outcomes": len(ends)}
 
   def record_reads(self, reads: collections.abc.Iterable[Read]) -> Commit:
     """Who was shown what; a version of its own, so that `discard_after` takes it back."""

@@ -160,9 +160,13 @@ def import_lines(
 
 def import_jsonl(store: Store, path: str | os.PathLike, *, new_ids: bool = False) -> Commit:
   """`import_lines` from a file."""
+  return import_lines(store, read_lines(path), new_ids=new_ids)
+
+
+def read_lines(path: str | os.PathLike) -> list[str]:
   try:
     with pathlib.Path(path).open(encoding="utf-8", newline="\n") as file:
-      return import_lines(store, file, new_ids=new_ids)
+      return list(file)
   except (OSError, UnicodeDecodeError) as error:
     raise StoreError(f"{path} cannot be read: {error}.") from error
 
