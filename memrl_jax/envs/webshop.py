@@ -8,142 +8,27 @@ visible texts of a page joined by " [SEP] ". Only buying pays, and ends the atte
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 import re
-from typing import NamedTuple
 
-import numpy as np
-
-from memrl_jax.envs import base, panel, prompting
-from memrl_jax.envs import webshop_catalogue as catalogues
+from memrl_jax.envs import base, prompting, webshop_players
 from memrl_jax.envs import webshop_data as data
 from memrl_jax.envs import webshop_reward as rewards
+from memrl_jax.envs.webshop_tasks import (
+  BACK,
+  BUY,
+  NEXT,
+  PREVIOUS,
+  SUB_PAGES,
+  Options,
+  Task,
+  draw,
+  shop,
+  tagger,
+)
 
-STYLES = ("full", "chat")
-SPLIT_RULES = ("id", "published")
 PAGE = 10  # products on a page of results
 SEPARATOR = " [SEP] "
-BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
-SUB_PAGES = ("Description", "Features", "Reviews")
 INVALID = "no such action here"
-
-_PANEL_VERSION = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """data_dir: a folder with the published files, or "" for the generated shop of these `products` and
-  `catalogue_seed`. cache_dir: where their index goes, "" = beside them. goals: "human" or "synthetic".
-
-  split: whose goals a seed opens. "auto": training seeds open train goals, seeds of the dev half of the
-  packaged panel open dev goals, all others test goals. split_rule: "id" splits by a hash of each goal,
-  "published" by the release's shuffle (500 test, 1000 dev, the rest train). price_seed: fixes prices within
-  ranges, and price limits. tagger: "rule", "spacy", or "auto" (spaCy for published data where installed).
-  reward_scale: what a perfect purchase pays; trainers of GiGPO's family pay 10. list_actions: whether a
-  prompt names what can be clicked, as theirs do, or leaves it to the text of the page.
-  """
-
-  data_dir: str = ""
-  cache_dir: str = ""
-  products: int = 1200
-  catalogue_seed: int = 0
-  goals: str = "human"
-  split: str = "auto"
-  split_rule: str = "id"
-  price_seed: int = 0
-  tagger: str = "auto"
-  turns: int = 15
-  reward_scale: float = 10.0
-  list_actions: bool = True
-  style: str = "full"
-
-  def __post_init__(self):
-    _one_of(self.style, STYLES, "style", "prompt style", " (there is no tiny model of WebShop)")
-    _one_of(self.goals, data.GOAL_KINDS, "goals", "kind of goals")
-    _one_of(self.split, ("auto", *data.SPLITS), "split", "split")
-    _one_of(self.split_rule, SPLIT_RULES, "split_rule", "split rule")
-    _one_of(self.tagger, ("auto", *rewards.TAGGERS), "tagger", "tagger")
-    if self.data_dir and (self.products, self.catalogue_seed) != (1200, 0):
-      raise ValueError(
-        "products and catalogue_seed describe the generated shop, and data_dir names another; leave one out "
-        "(config.env.data_dir, config.env.products, config.env.catalogue_seed)"
-      )
-    if self.cache_dir and not self.data_dir:
-      raise ValueError(
-        "the generated shop is kept in memory; leave config.env.cache_dir empty or name config.env.data_dir"
-      )
-    if self.turns < 1 or self.products < 1:
-      raise ValueError(
-        f"{self.turns} turns in a shop of {self.products} products leave nothing to do; choose at least 1 of "
-        "each (config.env.turns, config.env.products)"
-      )
-    if not (self.reward_scale > 0 and math.isfinite(self.reward_scale)):
-      raise ValueError(
-        f"a reward scale of {self.reward_scale} turns the task around; choose one above 0 "
-        "(config.env.reward_scale)"
-      )
-
-
-def _one_of(value: str, known: tuple[str, ...], field: str, what: str, why: str = "") -> None:
-  if value not in known:
-    raise ValueError(
-      f"{what} {value!r} is not known{why}; choose one of {', '.join(known)} (config.env.{field})"
-    )
-
-
-# Tasks.
-
-
-class Task(NamedTuple):
-  """A goal, the product it was written for, and its price limit in dollars."""
-
-  goal: data.Goal
-  wanted: data.Product
-  limit: float
-
-  @property
-  def instruction(self) -> str:
-    return data.instruction(self.goal, self.limit)
-
-
-def shop(options: Options) -> catalogues.Catalogue:
-  """The shop of these options, opened once in a process."""
-  if options.data_dir:
-    return catalogues.stored(options.data_dir, options.cache_dir, options.goals)
-  return catalogues.embedded(options.catalogue_seed, options.products, options.goals)
-
-
-def tagger(options: Options) -> str:
-  """The tagger's name: the generated shop's titles are made for the rule."""
-  if options.tagger != "auto":
-    return options.tagger
-  return rewards.installed_tagger() if options.data_dir else "rule"
-
-
-def split(options: Options, seed: int) -> str:
-  """train, dev or test: the split that this seed draws from."""
-  if options.split != "auto":
-    return options.split
-  if seed < base.TRAIN_SEEDS[1]:
-    return "train"
-  return "dev" if seed in _dev_seeds() else "test"
-
-
-@functools.cache
-def _dev_seeds() -> frozenset[int]:
-  return frozenset(panel.draw("webshop", _PANEL_VERSION)[panel.SIDE :])
-
-
-@functools.lru_cache(maxsize=1024)
-def draw(options: Options, seed: int) -> Task:
-  """The task of a seed; consecutive seeds go through all goals of a split before one comes again."""
-  store = shop(options)
-  number_G = store.goal_numbers(split(options, seed), options.split_rule)
-  goal = store.goal(int(number_G[seed % len(number_G)]))
-  wanted = store.find(goal.asin)
-  price = data.price(wanted, options.price_seed)
-  return Task(goal, wanted, data.limit(goal, price, options.price_seed))
 
 
 # The environment.
@@ -363,96 +248,6 @@ def _listed(view: base.View) -> base.View:
   return view._replace(past=tuple(map(attempt, view.past)), current=attempt(view.current))
 
 
-# Players.
-
-
-class Shopper:
-  """What all players share: the shape of their answers, and reflections."""
-
-  def __init__(self, options: Options, rng: np.random.Generator):
-    self._options, self._rng = options, rng
-
-  def play(self, view: base.View) -> str:
-    return f"<action>{self.choose(view.current)}</action>"
-
-  def reflect(self, view: base.View) -> str:
-    actions = [step.action or "nothing" for step in view.current.steps]
-    score = view.current.steps[-1].result.score if actions else 0.0
-    return f"<remark>{', then '.join(actions[-4:])} gave a score of {score:.2f}</remark>"
-
-  def choose(self, attempt: base.AttemptLog) -> str:
-    """The next action."""
-    raise TypeError(f"{type(self).__name__} is no player: it lacks this method")
-
-
-class Random(Shopper):
-  """Searches for three words of the instruction, then clicks whatever there is."""
-
-  def choose(self, attempt):
-    clicks = attempt.now.admissible
-    if not clicks:
-      said = attempt.initial.goal.split()
-      places = sorted(self._rng.permutation(len(said))[:3])
-      return f"search[{' '.join(said[place] for place in places)}]"
-    return clicks[int(self._rng.integers(len(clicks)))]
-
-
-class Greedy(Shopper):
-  """Searches for the whole instruction, opens the first product and buys it as it is."""
-
-  def choose(self, attempt):
-    clicks = attempt.now.admissible
-    if f"click[{BUY}]" in clicks:
-      return f"click[{BUY}]"
-    products = [
-      click for click in clicks if click[len("click[") : -1] not in (BACK, PREVIOUS, NEXT)
-    ]
-    return products[0] if products else f"search[{attempt.initial.goal}]"
-
-
-class Solver(Shopper):
-  """Knows which product the goal was written for: finds it, chooses its options, buys."""
-
-  def choose(self, attempt):
-    store, now = shop(self._options), attempt.now
-    goal = store.goal_of(attempt.initial.task)
-    wanted = store.find(goal.asin)
-    if not now.anchor.startswith(("results", "item")):
-      return f"search[{_finds(store, wanted)}]"
-    if now.anchor.startswith("results"):
-      code = f"click[{wanted.asin}]"
-      return code if code in now.admissible else f"click[{NEXT}]"
-    clicked = {step.action for step in attempt.steps}
-    wishes = [f"click[{value}]" for value in picks(wanted, goal)]
-    return next((wish for wish in wishes if wish not in clicked), f"click[{BUY}]")
-
-
-def picks(product: data.Product, goal: data.Goal) -> list[str]:
-  """The option values to choose on this product's page for a goal, at most one a group."""
-
-  def best(group: str, values: tuple[str, ...]) -> str | None:
-    exact = [v for v in values if v in goal.options or f"{group} {v}" in goal.options]
-    alike = [
-      value
-      for value in values
-      if any(rewards.alike(rewards.color(value), rewards.color(o)) for o in goal.options)
-    ]
-    return next(iter([*exact, *alike]), None)
-
-  chosen = [best(group, values) for group, values in product.options.items()]
-  return [value for value in chosen if value is not None]
-
-
-def _finds(store: catalogues.Catalogue, product: data.Product) -> str:
-  """A query whose hits contain the product; its title where none does."""
-  bullets = " ".join(product.bullets[:1])
-  queries = (product.title, f"{product.title} {bullets} {product.description}")
-  for query in queries:
-    if any(store.product(hit).asin == product.asin for hit in store.search(query)):
-      return query
-  return product.title
-
-
 def _describe(options: Options, seed: int) -> str:
   task = draw(options, seed)
   return "\n".join(
@@ -469,6 +264,10 @@ FAMILY = base.Family(
   options=Options,
   make=Webshop,
   prompts=prompts,
-  players={"random": Random, "greedy": Greedy, "solver": Solver},
+  players={
+    "random": webshop_players.Random,
+    "greedy": webshop_players.Greedy,
+    "solver": webshop_players.Solver,
+  },
   describe=_describe,
 )

@@ -65,12 +65,13 @@ def stream(path: pathlib.Path) -> Iterator[Any]:
   """
   decode = json.JSONDecoder().raw_decode
   with path.open(encoding="utf-8") as file:
-    text = file.read(_CHUNK).lstrip()
-    if text[:1] not in ("[", "{"):
+    while (text := file.read(1)).isspace():
+      pass
+    if text not in ("[", "{"):
       raise ValueError(
         f"{path} is neither a JSON list nor an object; give the published file (config.env.data_dir)"
       )
-    keyed, place, key = text[0] == "{", 1, None
+    keyed, place, key = text == "{", 1, None
     while True:
       place = _skip(text, place)
       if text[place : place + 1] in ("]", "}"):

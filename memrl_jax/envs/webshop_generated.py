@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import pathlib
 import random
+import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 FAMILY = 6  # products that share a title
@@ -19,11 +21,12 @@ FIELDS = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
 
 
 class Kind(NamedTuple):
-  """`attributes` and `options` are typed: values of one type exclude one another."""
+  """`attributes` and `options` are typed: values of one type exclude one another. `line` ends every title."""
 
   category: str
   query: str
   path: str
+  line: str
   nouns: tuple[str, ...]
   attributes: tuple[tuple[str, ...], ...]
   options: dict[str, tuple[str, ...]]
@@ -41,6 +44,7 @@ KINDS = (
     "fashion",
     "women's boots",
     "Clothing, Shoes & Jewelry › Women › Shoes › Boots",
+    "women footwear",
     ("ankle boots", "riding boots", "snow boots", "chelsea boots"),
     (
       ("genuine leather", "vegan suede", "waxed canvas", "knitted wool"),
@@ -54,6 +58,7 @@ KINDS = (
     "fashion",
     "men's shirts",
     "Clothing, Shoes & Jewelry › Men › Clothing › Shirts",
+    "men apparel",
     ("oxford shirt", "flannel shirt", "polo shirt", "dress shirt"),
     (
       ("organic cotton", "brushed linen", "bamboo fiber", "recycled polyester"),
@@ -67,6 +72,7 @@ KINDS = (
     "beauty",
     "hair treatments",
     "Beauty & Personal Care › Hair Care › Hair Treatments",
+    "salon care",
     ("hair mask", "hair oil", "scalp serum", "leave in conditioner"),
     (
       ("sulfate free", "paraben free", "silicone free", "alcohol free"),
@@ -80,6 +86,7 @@ KINDS = (
     "beauty",
     "face moisturizers",
     "Beauty & Personal Care › Skin Care › Face › Moisturizers",
+    "skin care",
     ("face cream", "night lotion", "day moisturizer", "gel cream"),
     (
       ("cruelty free", "dermatologist tested", "plant powered", "clinically proven"),
@@ -93,6 +100,7 @@ KINDS = (
     "grocery",
     "snack bars",
     "Grocery & Gourmet Food › Snack Foods › Bars",
+    "pantry snack",
     ("protein bars", "granola bars", "fruit bars", "oat bars"),
     (
       ("gluten free", "dairy free", "nut free", "soy free"),
@@ -101,7 +109,7 @@ KINDS = (
     ),
     {
       "flavor name": ("peanut", "dark chocolate", "lemon", "blueberry", "maple", "salted caramel"),
-      "size": ("single", "half dozen", "dozen", "value case"),
+      "size": ("single", "twin", "dozen", "value case"),
     },
     (9, 50),
   ),
@@ -109,6 +117,7 @@ KINDS = (
     "grocery",
     "coffee",
     "Grocery & Gourmet Food › Beverages › Coffee",
+    "pantry roast",
     ("ground coffee", "whole bean coffee", "coffee pods", "instant coffee"),
     (
       ("fair trade", "rainforest certified", "single origin", "small batch"),
@@ -125,6 +134,7 @@ KINDS = (
     "electronics",
     "headphones",
     "Electronics › Headphones › Over-Ear Headphones",
+    "audio gear",
     ("wireless headphones", "gaming headset", "studio headphones", "kids headphones"),
     (
       ("noise cancelling", "open back", "bone conduction", "spatial audio"),
@@ -138,6 +148,7 @@ KINDS = (
     "electronics",
     "phone chargers",
     "Electronics › Accessories › Chargers",
+    "mobile gear",
     ("wall charger", "car charger", "charging dock", "power bank"),
     (
       ("quick charge", "trickle mode", "wireless pad", "magnetic snap"),
@@ -151,6 +162,7 @@ KINDS = (
     "garden",
     "end tables",
     "Home & Kitchen › Furniture › Living Room Furniture › Tables",
+    "home furniture",
     ("side table", "coffee table", "console table", "nesting tables"),
     (
       ("solid wood", "tempered glass", "brushed metal", "woven rattan"),
@@ -164,6 +176,7 @@ KINDS = (
     "garden",
     "table lamps",
     "Home & Kitchen › Lighting › Lamps › Table Lamps",
+    "home lighting",
     ("table lamp", "desk lamp", "bedside lamp", "floor lamp"),
     (
       ("linen shade", "frosted globe", "paper lantern", "mesh drum"),
@@ -175,13 +188,15 @@ KINDS = (
   ),
 )
 
-_BRANDS = (
+_BRANDS = re.findall(
+  r"\w+",
   "Norvik Lumora Peakline Oaken Brightwell Tessel Halden Mirro Quillon Ferrand Sablewood Corvia Dunmore "
-  "Elstree Farrow Glenhart Ilyra Jorvik Kestrel Lindqvist Marlow Nimbra Orsino Pellham"
-).split()  # noqa: SIM905
-_STYLES = (
-  "Classic Heritage Alpine Urban Coastal Signature Everyday Premium Vintage Nordic Harvest Studio"
-).split()  # noqa: SIM905
+  "Elstree Farrow Glenhart Ilyra Jorvik Kestrel Lindqvist Marlow Nimbra Orsino Pellham",
+)
+_STYLES = re.findall(
+  r"\w+",
+  "Classic Heritage Alpine Urban Coastal Signature Everyday Premium Vintage Nordic Harvest Studio",
+)
 
 _REQUESTS = (
   "i am looking for {noun} with {attributes}",
@@ -197,12 +212,16 @@ def make(seed: int, products: int) -> tuple[list[dict], dict[str, dict], dict[st
   rng = random.Random(seed)
   items, attributes, human = [], {}, {}
   while len(items) < products:
-    for item, described in _family(rng, KINDS[len(items) // FAMILY % len(KINDS)]):
+    kind = KINDS[len(items) // FAMILY % len(KINDS)]
+    noun = rng.choice(kind.nouns)
+    for item, described in _family(rng, kind, noun):
       if item["asin"] in attributes:
         continue
       items.append(item)
-      attributes[item["asin"]] = _entry(rng, item, described)
-      human[item["asin"]] = [_request(rng, item, described) for _ in range(2)]
+      attributes[item["asin"]] = _entry(rng, noun, described)
+      human[item["asin"]] = [
+        _request(rng, noun, item, described, wording) for wording in rng.sample(_REQUESTS, 2)
+      ]
   del items[products:]
   rng.shuffle(items)  # or the order would tell members of a family apart
   return items, attributes, human
@@ -214,10 +233,9 @@ def write(folder: pathlib.Path, seed: int, products: int) -> None:
     (folder / name).write_text(json.dumps(content, ensure_ascii=False), "utf-8")
 
 
-def _family(rng: random.Random, kind: Kind):
+def _family(rng: random.Random, kind: Kind, noun: str) -> Iterator[tuple[dict, list[str]]]:
   """Six look-alikes: (item, its attributes by type)."""
-  noun = rng.choice(kind.nouns)
-  title = f"{rng.choice(_BRANDS)} {rng.choice(_STYLES)} {noun}"
+  title = f"{rng.choice(_BRANDS)} {rng.choice(_STYLES)} {noun}, {kind.line}"
   base = [rng.choice(values) for values in kind.attributes]
   offered = {name: rng.sample(values, len(values)) for name, values in kind.options.items()}
   price = rng.uniform(*kind.prices)
@@ -235,7 +253,15 @@ def _family(rng: random.Random, kind: Kind):
     yield _item(rng, kind, noun, title, [attributes[p] for p in places], options, cost), attributes
 
 
-def _item(rng, kind: Kind, noun: str, title: str, told: list[str], options, cost: float) -> dict:
+def _item(
+  rng: random.Random,
+  kind: Kind,
+  noun: str,
+  title: str,
+  told: list[str],
+  options: dict[str, list[str]],
+  cost: float,
+) -> dict[str, Any]:
   brand = title.split()[0]
   price = f"${cost:.2f}" if rng.random() >= RANGED else f"${cost:.2f}${cost * 1.1:.2f}"
   return {
@@ -259,21 +285,21 @@ def _item(rng, kind: Kind, noun: str, title: str, told: list[str], options, cost
   }
 
 
-def _entry(rng: random.Random, item: dict[str, Any], attributes: list[str]) -> dict[str, Any]:
+def _entry(rng: random.Random, noun: str, attributes: list[str]) -> dict[str, Any]:
   wanted = rng.sample(attributes, 2)
-  noun = " ".join(item["name"].split()[2:])
   text = f"find me {wanted[0]}, {wanted[1]} {noun}"
   return {"attributes": attributes, "instruction": text, "instruction_attributes": wanted}
 
 
-def _request(rng: random.Random, item: dict[str, Any], attributes: list[str]) -> dict[str, Any]:
+def _request(
+  rng: random.Random, noun: str, item: dict[str, Any], attributes: list[str], wording: str
+) -> dict[str, Any]:
   """What a person might ask for to get this item: two or three attributes and every option."""
   wanted = rng.sample(attributes, rng.choice((2, 3)))
   picked = {
     name: rng.choice(choices)["value"] for name, choices in item["customization_options"].items()
   }
-  noun = " ".join(item["name"].split()[2:])
-  text = rng.choice(_REQUESTS).format(noun=noun, attributes=" and ".join(wanted))
+  text = wording.format(noun=noun, attributes=" and ".join(wanted))
   said = " and ".join(f"{name.removesuffix(' name')} {value}" for name, value in picked.items())
   return {
     "instruction": text + rng.choice(_WANTED).format(said) + ".",

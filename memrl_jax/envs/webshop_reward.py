@@ -25,21 +25,27 @@ SPACY_MODELS = ("en_core_web_lg", "en_core_web_md", "en_core_web_sm")
 
 # Colour words; a text stands for the first one, in this order, that it contains.
 COLORS = tuple(
-  "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo "
-  "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal "
-  "dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory "
-  "ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor mushroom "
-  "mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire "
-  "seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white "
-  "wine yellow".split()  # noqa: SIM905
+  re.findall(
+    r"\w+",
+    "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo "
+    "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal "
+    "dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory "
+    "ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor mushroom "
+    "mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire "
+    "seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white "
+    "wine yellow",
+  )
 )
 
 _FUNCTION_WORDS = frozenset(
-  "about above after again all also and any are best big cheap classic clean comfortable cool cute each easy every extra "
-  "fit for free fresh from full good great has have her high his hot into its large light long low made make more most "
-  "much natural new nice not off only one open original our out over own perfect premium pure really round same short "
-  "simple small soft some such super than that the their them these they this those three two under up very warm was wear "
-  "were when which will with without you your".split()  # noqa: SIM905
+  re.findall(
+    r"\w+",
+    "about above after again all also and any are best big cheap classic clean comfortable cool cute each easy every extra "
+    "fit for free fresh from full good great has have her high his hot into its large light long low made make more most "
+    "much natural new nice not off only one open original our out over own perfect premium pure really round same short "
+    "simple small soft some such super than that the their them these they this those three two under up very warm was wear "
+    "were when which will with without you your",
+  )
 )
 
 Nouns = Callable[[str], tuple[str, ...]]
