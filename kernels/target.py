@@ -1,5 +1,8 @@
 """Where the code that is being traced will run: what decides if a Pallas kernel can be used there."""
 
+import contextlib
+import math
+
 import jax
 from jax._src import config as _config  # holds the interpret switch; pltpu only sets it
 from jax.experimental.pallas import tpu as pltpu
@@ -27,8 +30,43 @@ def partitioned() -> bool:
 
 
 def chooses_pallas() -> bool:
-  """What impl="auto" asks first: a TPU, and arrays that are already split."""
-  return platform() == "tpu" and not partitioned()
+  """What impl="auto" asks first: a TPU (or its interpreter), and arrays that are already split."""
+  return interpreted() or (platform() == "tpu" and not partitioned())
+
+
+def mesh_of(array: jax.Array) -> jax.sharding.Mesh | None:
+  """The mesh that an array lies on, for `over`."""
+  return getattr(array.sharding, "mesh", None)
+
+
+def over(mesh: jax.sharding.Mesh | None):
+  """A context: what is traced in it, outside of any `shard_map`, may be split over a mesh of TPUs.
+
+  Other meshes change nothing: only kernels have to be split by hand.
+  """
+  if mesh is None or mesh.devices.flat[0].platform != "tpu":
+    return contextlib.nullcontext()
+  return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def splits() -> bool:
+  """Inside `over` a mesh of TPUs whose arrays the compiler would partition: `split` does it first."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return not mesh.empty and not mesh.manual_axes and platform() == "tpu"
+
+
+def axes(names: tuple[str, ...], size: int) -> tuple[str, ...] | None:
+  """Those of these axes that `split` cuts `size` into, for a PartitionSpec; all of them or none."""
+  shape = jax.sharding.get_abstract_mesh().shape if splits() else {}
+  names = tuple(name for name in names if shape.get(name, 1) > 1)
+  return names if names and size % math.prod(shape[name] for name in names) == 0 else None
+
+
+def split(function, in_specs, out_specs):
+  """`function` of a device's part of its arguments, inside `over`; elsewhere, of all of them."""
+  if not splits():
+    return function
+  return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs)
 
 
 def require_tpu(kernel: str) -> None:

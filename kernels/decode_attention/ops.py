@@ -22,8 +22,8 @@ def decode_attention(
   query_RKGd: jax.Array,
   key_RKdC: jax.Array,
   value_RKCd: jax.Array,
-  length_R: jax.Array,
-  start_R: jax.Array | None = None,
+  length_RX: jax.Array,
+  start_RX: jax.Array | None = None,
   *,
   scale: float,
   soft_cap: float | None = None,
@@ -32,24 +32,29 @@ def decode_attention(
 ) -> ref.Part:
   """Attention of a row's queries over columns start <= c < length of its cache; see `ref`.
 
-  `start_R` (None: 0) is also how a sliding window is given: for a token at position p and a cache
-  whose column 0 is position o, start = p + 1 - window - o; below 0 counts as 0, lengths above C as
-  C. The queries' own key and value are seen only if they are in the cache, or in another part.
+  Both are one number a row, [R], or one a query of its group, [R, G]: so that the queries of several
+  rows can read a beginning that they share together, each as far as it shares it. `start_RX` (None:
+  0) is also how a sliding window is given: for a token at position p and a cache whose column 0 is
+  position o, start = p + 1 - window - o; below 0 counts as 0, lengths above C as C. The queries' own
+  key and value are seen only if they are in the cache, or in another part.
   Float32; `merge` adds up parts. For generation only: the kernel has no gradient.
 
   "xla" and "pallas" read the cache in blocks of `block` columns, up to the longest row ("xla") or
   to the end of each row ("pallas", for TPU, inside `shard_map` where there are several: rows over
-  the data axes, K over the tensor axis). "auto" is "pallas" where that can run, else "xla".
+  the data axes, K over the tensor axis). "auto" is "pallas" where that can run and its blocks fit,
+  else "xla".
   """
-  _check(query_RKGd, key_RKdC, value_RKCd, length_R, start_R, block)
-  if start_R is None:
-    start_R = jnp.zeros_like(length_R)
-  length_R = jnp.minimum(length_R, key_RKdC.shape[-1])
-  start_R = jnp.maximum(start_R, 0)
+  _check(query_RKGd, key_RKdC, value_RKCd, length_RX, start_RX, block)
+  if start_RX is None:
+    start_RX = jnp.zeros_like(length_RX)
+  length_RX, start_RX = (x[:, None] if x.ndim == 1 else x for x in (length_RX, start_RX))
+  length_RX = jnp.minimum(length_RX, key_RKdC.shape[-1])
+  start_RX = jnp.maximum(start_RX, 0)
   if impl == "auto":
-    impl = "pallas" if target.chooses_pallas() else "xla"
+    chosen = target.chooses_pallas() and pallas.fits(key_RKdC, block)
+    impl = "pallas" if chosen else "xla"
   options = dict(scale=scale, soft_cap=soft_cap)
-  arrays = target.vary_alike(query_RKGd, key_RKdC, value_RKCd, length_R, start_R)
+  arrays = target.vary_alike(query_RKGd, key_RKdC, value_RKCd, length_RX, start_RX)
   match impl:
     case "ref":
       return ref.decode_attention(*arrays, **options)
@@ -77,10 +82,13 @@ def _check(query, key, value, length, start, block):
       f"decode_attention got queries, keys and values of {query.dtype}, {key.dtype} and "
       f"{value.dtype}; cast the queries to the type of the cache"
     )
-  for name, array in (("length_R", length), ("start_R", start)):
-    if array is not None and (array.shape != (R,) or array.dtype != jnp.int32):
+  G = query.shape[2]
+  for name, array in (("length_RX", length), ("start_RX", start)):
+    known = array is None or (array.shape in ((R,), (R, G)) and array.dtype == jnp.int32)
+    if not known or (array is not None and array.ndim != length.ndim):
       raise ValueError(
-        f"decode_attention got {name} {array.dtype}{array.shape} for {R} rows; give int32 ({R},)"
+        f"decode_attention got {name} {array.dtype}{array.shape} for {R} rows of {G} queries; give "
+        f"int32 ({R},), or ({R}, {G}), and both alike"
       )
   if block is not None and block < 1:
     raise ValueError(f"decode_attention got block={block}; at least one column a block is needed")

@@ -32,19 +32,27 @@ def fit(key: jax.Array, block: int | None) -> int:
     raise ValueError(
       f"decode_attention's Pallas kernel got block={block}; a TPU needs a multiple of {_LANES}"
     )
-  for N in _BLOCKS if block is None else (block,):
-    if 2 * 2 * K * d * N * key.dtype.itemsize <= 0.5 * _capacity():
+  for N in _sizes(block):
+    if _fits(key, N):
       return min(N, C)
   raise ValueError(
     f"decode_attention's Pallas kernel keeps {_LANES} columns of {K} heads of {d} in fast memory "
-    f'({_capacity() >> 20} MiB) and they do not fit; split the heads over devices, or use impl="xla"'
+    f'({target.fast_memory() >> 20} MiB) and they do not fit; split the heads over devices, or use impl="xla"'
   )
 
 
-def _capacity() -> int:
-  if target.platform() == "tpu":
-    return pltpu.get_tpu_info().vmem_capacity_bytes
-  return 64 << 20  # interpreted: as on v5p
+def fits(key: jax.Array, block: int | None) -> bool:
+  """Whether `fit` finds a block."""
+  return _fits(key, _sizes(block)[-1])
+
+
+def _sizes(block: int | None) -> tuple[int, ...]:
+  return _BLOCKS if block is None else (block,)
+
+
+def _fits(key: jax.Array, N: int) -> bool:
+  _, K, d, _ = key.shape
+  return 2 * 2 * K * d * N * key.dtype.itemsize <= 0.5 * target.fast_memory()
 
 
 def decode_attention(
@@ -59,7 +67,9 @@ def decode_attention(
   block: int,
 ) -> Part:
   R, K, G, d = query.shape
-  N = block
+  N, X = block, start.shape[1]
+  bounds = jnp.stack([start, length], axis=2)
+  start, length = start.min(axis=1), length.max(axis=1)  # of all queries of a row
   _, count = _blocks(start, length, N)
   # Heads narrower than a line of lanes: XLA keeps such values with the columns last, so that this
   # is no copy, and handing them over with the heads last would be one of the whole cache.
@@ -85,6 +95,7 @@ def decode_attention(
       num_scalar_prefetch=2,
       grid=(R, jnp.maximum(count.max(), 1)),
       in_specs=[
+        pl.BlockSpec((1, X, 2), lambda r, c, *_: (r, 0, 0)),
         heads,
         keys,
         keys if narrow else pl.BlockSpec((1, K, N, d), lambda *step: (step[0], 0, at(*step), 0)),
@@ -97,10 +108,11 @@ def decode_attention(
       ],
     ),
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=int(0.875 * _capacity())
+      dimension_semantics=("parallel", "arbitrary"),
+      vmem_limit_bytes=int(0.875 * target.fast_memory()),
     ),
     name="decode_attention",
-  )(start, length, query, key, value)
+  )(start, length, bounds, query, key, value)
   return Part(out, lse[..., 0])
 
 
@@ -113,7 +125,7 @@ def _blocks(start, length, N):
 
 
 def _kernel(
-  start, length, query, key, value, out, lse, top, total, sums, *, scale, soft_cap, narrow
+  start, length, bounds, query, key, value, out, lse, top, total, sums, *, scale, soft_cap, narrow
 ):
   r, c = pl.program_id(0), pl.program_id(1)
   N = key.shape[3]
@@ -125,22 +137,24 @@ def _kernel(
     total[...] = jnp.zeros_like(total)
     sums[...] = jnp.zeros_like(sums)
 
-  def see(axis, shape):
+  def see(axis, shape, low, high):
     column = (first + c) * N + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-    return (start[r] <= column) & (column < length[r])
+    return (low <= column) & (column < high)
 
   @pl.when(c < count)
   def _():
     score = scale * _dot(query[0], key[0], 1)
     if soft_cap is not None:
       score = soft_cap * jnp.tanh(score / soft_cap)
-    score = jnp.where(see(2, score.shape), score, HIDDEN)
+    low, high = bounds[0, :, 0:1][None], bounds[0, :, 1:2][None]
+    score = jnp.where(see(2, score.shape, low, high), score, HIDDEN)
     after = jnp.maximum(top[...], jnp.max(score, axis=2, keepdims=True))
     weight, shrink = jnp.exp(score - after), jnp.exp(top[...] - after)
     top[...] = after
     total[...] = shrink * total[...] + jnp.sum(weight, axis=2, keepdims=True)
     axis = 2 if narrow else 1
-    seen = jnp.where(see(axis, value.shape[1:]), value[0], 0)  # what lies beyond may be NaN
+    inside = see(axis, value.shape[1:], start[r], length[r])
+    seen = jnp.where(inside, value[0], 0)  # what lies beyond may be NaN
     sums[...] = shrink * sums[...] + _dot(weight.astype(value.dtype), seen, axis)
 
   @pl.when(c == pl.num_programs(1) - 1)

@@ -46,30 +46,30 @@ def decode_attention(
   query_RKGd: jax.Array,
   key_RKdC: jax.Array,
   value_RKCd: jax.Array,
-  length_R: jax.Array,
-  start_R: jax.Array,
+  length_RX: jax.Array,
+  start_RX: jax.Array,
   *,
   scale: float,
   soft_cap: float | None,
 ) -> Part:
-  """Attention of a row's queries over columns start <= c < length of its cache.
+  """Attention of a row's queries over columns start <= c < length of its cache; X is 1 or G.
 
       z_c = scale * q . k_c,   z <- cap tanh(z / cap),   out = sum_c softmax_c(z) v_c,   log sum exp z
 
   The matmuls run in the dtype of the queries and add in float32. Columns outside are never seen,
   whatever they hold.
   """
-  column_1C = jnp.arange(key_RKdC.shape[-1])[None]
-  see_RC = (start_R[:, None] <= column_1C) & (column_1C < length_R[:, None])
+  column_11C = jnp.arange(key_RKdC.shape[-1])[None, None]
+  see_RXC = (start_RX[:, :, None] <= column_11C) & (column_11C < length_RX[:, :, None])
   score = scale * jnp.einsum(
     "rkgd,rkdc->rkgc", query_RKGd, key_RKdC, preferred_element_type=jnp.float32
   )
   if soft_cap is not None:
     score = soft_cap * jnp.tanh(score / soft_cap)
-  score = jnp.where(see_RC[:, None, None, :], score, -jnp.inf)
+  score = jnp.where(see_RXC[:, None], score, -jnp.inf)
   lse_RKG = jax.nn.logsumexp(score, axis=-1)
   finite = jnp.where(lse_RKG == -jnp.inf, 0.0, lse_RKG)
   weight = jnp.exp(score - finite[..., None]).astype(value_RKCd.dtype)
-  value_RKCd = jnp.where(see_RC[:, None, :, None], value_RKCd, 0)
+  value_RKCd = jnp.where(see_RXC.any(axis=1)[:, None, :, None], value_RKCd, 0)
   out = jnp.einsum("rkgc,rkcd->rkgd", weight, value_RKCd, preferred_element_type=jnp.float32)
   return Part(out, lse_RKG)

@@ -25,24 +25,24 @@ def decode_attention(query, key, value, length, start, *, scale, soft_cap, block
   merged = query.reshape(X, G, d)
 
   def spread(see):
-    return jnp.broadcast_to(see, (R, K, *see.shape[2:])).reshape(X, *see.shape[2:])
+    return jnp.broadcast_to(see[:, None], (R, K, *see.shape[1:])).reshape(X, *see.shape[1:])
 
   def visit(n, sums):
     top, total, sums = sums
     at = jnp.minimum(n * N, C - N)  # the last block may overlap the one before
-    column_1N = at + jnp.arange(N)[None]
-    see_RN = (jnp.maximum(start, n * N)[:, None] <= column_1N) & (column_1N < length[:, None])
-    see = spread(see_RN[:, None, :])
+    column_11N = at + jnp.arange(N)[None, None]
+    see = (jnp.maximum(start, n * N)[..., None] <= column_11N) & (column_11N < length[..., None])
+    see, some = spread(see), spread(see.any(axis=1))
     keys = jax.lax.dynamic_slice_in_dim(key, at, N, axis=3).reshape(X, d, N)
     values = jax.lax.dynamic_slice_in_dim(value, at, N, axis=2).reshape(X, N, d)
     score = scale * jnp.einsum("xgd,xdn->xgn", merged, keys, preferred_element_type=jnp.float32)
     if soft_cap is not None:
       score = soft_cap * jnp.tanh(score / soft_cap)
-    score = jnp.where(see[:, None, :], score, HIDDEN)
+    score = jnp.where(see, score, HIDDEN)
     after = jnp.maximum(top, score.max(axis=-1, keepdims=True))
     weight, shrink = jnp.exp(score - after), jnp.exp(top - after)
     total = shrink * total + weight.sum(axis=-1, keepdims=True)
-    values = jnp.where(see[:, :, None], values, 0)
+    values = jnp.where(some[:, :, None], values, 0)
     mean = jnp.einsum(
       "xgn,xnd->xgd", weight.astype(value.dtype), values, preferred_element_type=jnp.float32
     )

@@ -15,6 +15,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from .. import target
 from . import blocks, pallas, ref, xla
@@ -47,7 +48,8 @@ def segment_attention(
   "xla" and "pallas" visit the pairs of blocks of `block` tokens that see each other, and hold no
   array of T * T numbers, forward or backward; "ref" does. "pallas" is for TPU, inside `shard_map`
   where there are several: rows over the data axes, K over the tensor axis, nothing to communicate.
-  "auto" is "pallas" where that can run, else "xla".
+  "auto" is "pallas" where that can run and its blocks fit, else "xla". What the backward pass reads
+  has the name "attention", for checkpoint policies.
   """
   _check(query_BTKGd, key_BTKd, value_BTKd, segment_BT, parent_BS, position_BT, block)
   if sliding_window is not None and position_BT is None:
@@ -69,7 +71,7 @@ def segment_attention(
       out = ref.segment_attention(query, key, value, see_BTT, **options)
     case "auto" | "xla" | "pallas":
       shape = blocks.geometry(segment_BT, parent_BS, position_BT, sliding_window)
-      out = _blocked(query, key, value, shape, block, _choose(impl), options)
+      out = _blocked(query, key, value, shape, block, _choose(impl, query, block), options)
     case _:
       raise ValueError(
         f'segment_attention got impl={impl!r}; choose "auto", "xla", "pallas" or "ref"'
@@ -81,11 +83,13 @@ def segment_attention(
   return out
 
 
-def _choose(impl: Impl) -> Literal["xla", "pallas"]:
+def _choose(impl: Impl, query, block) -> Literal["xla", "pallas"]:
   if impl == "pallas":
     target.require_tpu("segment_attention")
   if impl == "auto":
-    return "pallas" if target.chooses_pallas() else "xla"
+    T, _, G, d = query.shape[1:]
+    chosen = target.chooses_pallas() and pallas.fits(T, G, d, query.dtype, block)
+    return "pallas" if chosen else "xla"
   return impl
 
 
@@ -122,7 +126,7 @@ def _differentiable(forward, backward):
     return forward(query, key, value, shape, seen)[0]
 
   def remember(*arrays):
-    out, lse = forward(*arrays)
+    out, lse = (checkpoint_name(value, "attention") for value in forward(*arrays))
     return out, (*arrays, out, lse)
 
   def gradients(saved, d_out):

@@ -41,12 +41,22 @@ def fit(T: int, G: int, d: int, dtype, block: int | None) -> tuple[int, int]:
   sizes = _BLOCKS if block is None else (block,)
   for most in sizes:
     N = _up(-(-T // -(-T // most)), min(most, _LANES))  # equal blocks: little padding
-    if _bytes(N, G, width, dtype) <= 0.75 * _capacity():
+    if _fits(N, G, width, dtype):
       return N, width
   raise ValueError(
     f"segment_attention's Pallas kernel keeps {sizes[-1]} tokens of {G} heads of {d} in fast memory "
-    f'({_capacity() >> 20} MiB) and they do not fit; use impl="xla"'
+    f'({target.fast_memory() >> 20} MiB) and they do not fit; use impl="xla"'
   )
+
+
+def fits(T: int, G: int, d: int, dtype, block: int | None) -> bool:
+  """Whether `fit` finds a block."""
+  most = block or _BLOCKS[-1]
+  return _fits(_up(-(-T // -(-T // most)), min(most, _LANES)), G, _up(d, _LANES), dtype)
+
+
+def _fits(N: int, G: int, width: int, dtype) -> bool:
+  return _bytes(N, G, width, dtype) <= 0.75 * target.fast_memory()
 
 
 def _up(size: int, multiple: int) -> int:
@@ -62,16 +72,10 @@ def _bytes(N: int, G: int, d: int, dtype) -> int:
   return queries + keys + columns + 6 * N * N * 4
 
 
-def _capacity() -> int:
-  if target.platform() == "tpu":
-    return pltpu.get_tpu_info().vmem_capacity_bytes
-  return 64 << 20  # interpreted: as on v5p
-
-
 def _params() -> pltpu.CompilerParams:
   return pltpu.CompilerParams(
     dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"),
-    vmem_limit_bytes=int(0.875 * _capacity()),
+    vmem_limit_bytes=int(0.875 * target.fast_memory()),
   )
 
 

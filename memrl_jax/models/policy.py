@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from memrl_kernels import token_logprob
 
-from memrl_jax.models import decoder
+from memrl_jax.models import attention, decoder
 from memrl_jax.models.config import DecoderConfig, rope_frequencies
 from memrl_jax.types import TokenBatch
 
@@ -87,14 +86,13 @@ def hidden(
   B, T = tokens_BT.shape
   kinds = _Kinds.of(cfg)
   angles = kinds.angles(cfg, position_BT.reshape(-1))
-  see = decoder.sight(segment_BT, parent_BN, position_BT)
+  attend = attention.packed(cfg, segment_BT, parent_BN, position_BT)
 
   def step(x_ND, layer):
     weights, kind = layer
     block = _layer(cfg, weights)
     query, key, value = block.project(x_ND, kinds.pick(angles, kind))
-    mixed_NH = decoder.attend_packed(cfg, query, key, value, see, kinds.window(cfg, kind))
-    return block.finish(x_ND, mixed_NH), None
+    return block.finish(x_ND, attend(query, key, value, kinds.window(cfg, kind))), None
 
   if remat:
     keep = jax.checkpoint_policies.save_only_these_names(*KEPT[remat])
@@ -174,12 +172,13 @@ def head_logprobs(
       jnp.take_along_axis(array, order_BX, axis=1)
       for array in (mask_BX, index_BX, label_BX, temperature_BX)
     )
-  scored = token_logprob.token_logprob(
+  scored = attention.score(
     gather(hidden_BTD, jnp.where(mask_BX, index_BX, 0)).reshape(-1, cfg.dim),
     head(params, cfg),
     jnp.where(mask_BX, label_BX, 0).reshape(-1),
     mask_BX.reshape(-1),
-    temperature_N=jnp.where(mask_BX, temperature_BX, 1.0).reshape(-1),
+    jnp.where(mask_BX, temperature_BX, 1.0).reshape(-1),
+    rows=B,
     soft_cap=cfg.final_soft_cap,
     chunk=chunk,
     entropy=entropy,
@@ -284,28 +283,21 @@ def decode(
   kinds = _Kinds.of(cfg)
   angles = kinds.angles(cfg, position_R1[:, 0])
 
-  def columns(blocks):
-    C = blocks[0].value_BKSd.shape[-2]
-    return jnp.broadcast_to(jnp.arange(C), (R, C))
-
-  def masks(column_RC, see_RC):
-    return kinds.masks(cfg, see_RC[:, None, :], position_R1, column_RC)
-
-  stretches = []  # (blocks, masks, lanes)
+  stretches = []
   if shared is not None:
-    column_RC = columns(shared.blocks)
-    seen = masks(column_RC, column_RC < shared.base_R[:, None])
-    stretches.append((shared.blocks, seen, shared.lanes))
+    nowhere_R = jnp.zeros_like(length_R)
+    stretches.append(attention.Stretch(shared.blocks, None, shared.base_R, nowhere_R, shared.lanes))
   if context:
-    column_RC = columns(context)
-    see_RC = column_RC < length_R1
+    first_R, origin_R = None, jnp.zeros_like(length_R)
     if shared is not None:
-      column_RC = column_RC + shared.offset_R[:, None]
-      see_RC = (column_RC >= shared.base_R[:, None]) & (column_RC < length_R1)
-    stretches.append((context, masks(column_RC, see_RC), None))
-  index_N = jnp.arange(fresh[0].value_BKSd.shape[-2])
-  see_RN = jnp.broadcast_to(index_N <= step, (R, len(index_N)))
-  fresh_masks = masks(length_R1 + index_N[None], see_RN)
+      first_R, origin_R = shared.base_R - shared.offset_R, shared.offset_R
+    stretches.append(attention.Stretch(context, first_R, length_R - origin_R, origin_R))
+  kernels = attention.by_kernel()
+  if not kernels:
+    masks = [_seen(cfg, kinds, position_R1, stretch) for stretch in stretches]
+    index_N = jnp.arange(fresh[0].value_BKSd.shape[-2])
+    see_RN = jnp.broadcast_to(index_N <= step, (R, len(index_N)))
+    fresh_masks = kinds.masks(cfg, see_RN[:, None], position_R1, length_R1 + index_N[None])
 
   x_RD = _embed(weights.embedding_VD, cfg, token_R)
   updated = []
@@ -321,14 +313,30 @@ def decode(
       jax.lax.dynamic_update_slice(old_key, key, (0, 0, step)),
       jax.lax.dynamic_update_slice(old_value, value, (0, step, 0)),
     )
-    parts = [decoder.Part(new, kinds.pick(fresh_masks, kind))]
-    for blocks, seen, lanes in stretches:
-      parts.append(decoder.Part(blocks[layer], kinds.pick(seen, kind), lanes))
-    x_RD = block.finish(x_RD, decoder.attend(cfg, query, parts, R))
+    if kernels:
+      mixed_RH = attention.cached(cfg, query, stretches, layer, new, step, position_R1[:, 0])
+    else:
+      parts = [decoder.Part(new, kinds.pick(fresh_masks, kind))]
+      for stretch, seen in zip(stretches, masks, strict=True):
+        parts.append(decoder.Part(stretch.blocks[layer], kinds.pick(seen, kind), stretch.lanes))
+      mixed_RH = decoder.attend(cfg, query, parts, R)
+    x_RD = block.finish(x_RD, mixed_RH)
     updated.append(new)
   normed_RD = _final_norm(weights.final_norm, cfg, x_RD)
   scores_RV = jnp.matmul(normed_RD, weights.head_DV, preferred_element_type=jnp.float32)
   return _cap(cfg, scores_RV), updated
+
+
+def _seen(
+  cfg: DecoderConfig, kinds: _Kinds, position_R1: jax.Array, stretch: attention.Stretch
+) -> jax.Array:
+  """Which columns of a stretch each row sees in layers of each kind, [kinds, R, 1, C]."""
+  C = stretch.blocks[0].value_BKSd.shape[-2]
+  column_RC = jnp.broadcast_to(jnp.arange(C), (len(stretch.end_R), C))
+  see_RC = column_RC < stretch.end_R[:, None]
+  if stretch.first_R is not None:
+    see_RC &= column_RC >= stretch.first_R[:, None]
+  return kinds.masks(cfg, see_RC[:, None, :], position_R1, column_RC + stretch.origin_R[:, None])
 
 
 class _Kinds(NamedTuple):

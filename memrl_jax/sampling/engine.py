@@ -21,6 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from memrl_kernels import target
 
 from memrl_jax.models import decoder, policy
 from memrl_jax.models.config import DecoderConfig
@@ -209,6 +210,7 @@ class Engine:
         f"{running} requests are half sampled; run the engine until they end before new weights"
       )
     self._params = params
+    self._mesh = target.mesh_of(params["embedding"])
     self._weights = _decode_weights(params, self.cfg)
     self.version += 1
     self._reset()
@@ -508,6 +510,7 @@ class Engine:
       np.int32(count),
       np.int32(floor),
       shared,
+      mesh=self._mesh,
     )
     self._cache.store(slot_R, rows.length, count, fresh)
     return jax.device_get(sampled)
@@ -581,7 +584,7 @@ class _State(NamedTuple):
   fresh: list[decoder.KV]
 
 
-@functools.partial(jax.jit, static_argnames="cfg")
+@functools.partial(jax.jit, static_argnames=("cfg", "mesh"))
 def _round(
   weights: policy.DecodeWeights,
   cfg: DecoderConfig,
@@ -591,6 +594,8 @@ def _round(
   count: jax.Array,
   floor: jax.Array,
   shared: policy.Shared | None,
+  *,
+  mesh: jax.sharding.Mesh | None,
 ) -> tuple[tuple[jax.Array, ...], list[decoder.KV]]:
   """Decode the first `count` rows until at most `floor` of them live, or `steps` steps have passed.
 
@@ -605,9 +610,10 @@ def _round(
     return (state.step < steps) & (jnp.sum(state.alive_R) > floor)
 
   def advance(state):
-    logits_RV, fresh = policy.decode(
-      weights, cfg, context, rows.length, state.fresh, state.step, state.token_R, shared
-    )
+    with target.over(mesh):
+      logits_RV, fresh = policy.decode(
+        weights, cfg, context, rows.length, state.fresh, state.step, state.token_R, shared
+      )
     token_R, logp_R = sampler.sample(logits_RV, uniform_NR2[state.step], controls)
     hit_R = state.alive_R & jnp.any(token_R[:, None] == rows.stop, axis=1)
     taken_R = state.taken_R + state.alive_R

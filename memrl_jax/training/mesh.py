@@ -7,6 +7,7 @@ first rule whose pattern matches their path. Axes are Auto: GSPMD partitions the
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from memrl_kernels import target
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -54,6 +56,17 @@ def make(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
 def shards(mesh: Mesh) -> int:
   """Into how many parts a batch is split."""
   return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def on(mesh: Mesh, function: Callable) -> Callable:
+  """The function, traced where TPU kernels find the mesh that they are to be split over."""
+
+  @functools.wraps(function)
+  def traced(*arguments):
+    with target.over(mesh):
+      return function(*arguments)
+
+  return traced
 
 
 def place_batch(mesh: Mesh, batch: Any) -> Any:

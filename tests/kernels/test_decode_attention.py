@@ -125,6 +125,24 @@ def test_a_prompt_that_rows_share_is_one_row_with_their_queries_as_its_group():
   assert_close(merge([prompt, own]), whole, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("impl", ["ref", "xla", "pallas"])
+def test_each_query_of_a_group_may_have_bounds_of_its_own(impl):
+  # Query g of row r is query g of a call in which all of them have its bounds.
+  query, key, value = cache()
+  length = jnp.array([[21, 0, 7], [0, 0, 0], [3, 9, 21], [9, 8, 7], [16, 1, 20]], jnp.int32)
+  start = jnp.array([[10, 0, 7], [0, 0, 0], [0, 8, 19], [-3, 8, 0], [4, 0, 11]], jnp.int32)
+  options = dict(scale=0.4, soft_cap=0.7)
+
+  def run(*arrays):
+    return decode_attention(*arrays, length, start, block=8, impl=impl, **options)
+
+  got = tpu.interpret(run, query, key, value) if impl == "pallas" else run(query, key, value)
+  for g in range(3):
+    alone = decode_attention(query, key, value, length[:, g], start[:, g], impl="ref", **options)
+    want = tuple(x[:, :, g] for x in alone)
+    assert_close([x[:, :, g] for x in got], want, rtol=1e-5, atol=1e-6)
+
+
 def test_bfloat16_comes_out_in_float32():
   arrays = cache(dtype=jnp.bfloat16)
   got = run("xla", block=8)(*arrays)
@@ -178,14 +196,14 @@ def test_gpu_programs_hold_a_loop_and_no_tpu_kernel():
     (dict(block=0), "block=0"),
     (dict(key_RKdC=jnp.zeros((R, 2, C, 8))), "transposed"),
     (dict(query_RKGd=jnp.zeros((R, 2, 3, 8), jnp.bfloat16)), "type of the cache"),
-    (dict(length_R=jnp.zeros(R)), "float32"),
-    (dict(start_R=jnp.zeros(4, jnp.int32)), "5 rows"),
+    (dict(length_RX=jnp.zeros(R)), "float32"),
+    (dict(start_RX=jnp.zeros(4, jnp.int32)), "5 rows"),
   ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(change, message):
   query, key, value = cache()
   arguments = dict(
-    query_RKGd=query, key_RKdC=key, value_RKCd=value, length_R=jnp.asarray(LENGTH_R), scale=1.0
+    query_RKGd=query, key_RKdC=key, value_RKCd=value, length_RX=jnp.asarray(LENGTH_R), scale=1.0
   )
   with pytest.raises((ValueError, NotImplementedError), match=message):
     decode_attention(**(arguments | change))

@@ -1,0 +1,144 @@
+"""The model on its TPU kernels, interpreted, is the model on CPU; and so it is split over a mesh."""
+
+import contextlib
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from memrl_kernels import target
+
+from memrl_jax.models import decoder, policy
+from memrl_jax.models.config import DecoderConfig
+from memrl_jax.training import mesh
+from memrl_jax.types import TokenBatch
+from tests.kernels import tpu
+
+# A local and a global layer, soft caps, groups of two, heads narrower than a line of lanes.
+CFG = DecoderConfig.tiny(
+  64, dim=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_dim=32, sliding_window=6,
+  global_every=2, attention_soft_cap=2.0, final_soft_cap=3.0, embed_scale=5.0,
+)  # fmt: skip
+
+
+@functools.cache
+def params():
+  return policy.init(jax.random.key(0), CFG)
+
+
+def tree_batch(B=4, K=3):
+  """Sequences of segments 1 (9 tokens) > 2 (6) > 3 (4), 2 > 4 (5), 5 alone (7), then padding."""
+  rng = np.random.default_rng(0)
+  lengths, starts = [9, 6, 4, 5, 7, 2], [0, 9, 15, 15, 0, 0]
+  segment = np.repeat([1, 2, 3, 4, 5, 0], lengths)
+  position = np.concatenate([a + np.arange(n) for a, n in zip(starts, lengths, strict=True)])
+  ends = np.cumsum(lengths)[2:5]  # rows end in 3, 4 and 5
+  gather = np.stack([ends - 1 - k for k in range(K)], axis=1)
+  mask = rng.random((B, 3, K)) < 0.8
+
+  def each(array):
+    return np.tile(array, (B, *(1,) * np.ndim(array))).astype(np.int32)
+
+  return TokenBatch(
+    tokens_BT=rng.integers(0, 64, (B, len(segment))).astype(np.int32),
+    segment_BT=each(segment),
+    position_BT=each(position),
+    parent_BN=each(np.array([0, 0, 1, 2, 2, 0])),
+    gather_BSK=each(gather),
+    target_BSK=rng.integers(0, 64, mask.shape).astype(np.int32),
+    mask_BSK=mask,
+    behaviour_BSK=np.zeros(mask.shape, np.float32),
+    advantage_BS=rng.normal(size=(B, 3)).astype(np.float32),
+    temperature_BS=rng.uniform(0.7, 1.3, (B, 3)).astype(np.float32),
+    value_target_BS=np.zeros((B, 3), np.float32),
+    value_index_BS=np.zeros((B, 3), np.int32),
+  )
+
+
+def value_and_gradient(params, batch, remat="some"):
+  def loss(params):
+    logp, entropy = policy.logprobs(params, CFG, batch, entropy=True, remat=remat)
+    return jnp.sum(logp * batch.advantage_BS[..., None] + 0.1 * entropy), logp
+
+  return jax.value_and_grad(loss, has_aux=True)(params)
+
+
+def assert_close(got, want, atol=2e-5):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=1e-4), got, want)
+
+
+def test_log_probs_and_gradient_of_packed_trees_by_kernel_are_those_on_cpu():
+  batch = tree_batch(B=2)
+  want = jax.jit(value_and_gradient)(params(), batch)
+  kept = functools.partial(value_and_gradient, remat=False)  # the interpreter cannot recompute
+  assert_close(tpu.interpret(kept, params(), batch), want)
+
+
+def decoded(params, context, common, fresh):
+  """Logits of the second step of a round, whose rows read their own columns and a common beginning."""
+  # Lane 0 reads block 0 for rows 2 and 0, lane 1 block 1 for rows 1 and 3, each as far as its base.
+  lanes = decoder.Lanes(jnp.array([[2, 0], [1, 3]]), jnp.array([1, 2, 0, 3]))
+  base_R, offset_R = jnp.array([7, 5, 9, 9]), jnp.array([7, 4, 6, 9])
+  shared = policy.Shared(common, lanes, base_R, offset_R)
+  length_R = jnp.array([11, 5, 13, 10])
+  weights, token_R = policy.decode_weights(params, CFG), jnp.array([3, 9, 4, 1])
+  return policy.decode(weights, CFG, context, length_R, fresh, jnp.int32(1), token_R, shared)[0]
+
+
+def cache():
+  """Own columns of 4 rows, common ones of 2 lanes, and a round's new ones."""
+  rng = np.random.default_rng(1)
+  blocks = [policy.empty_kv(CFG, rows, columns) for rows, columns in ((4, 8), (2, 9), (4, 3))]
+  return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), blocks)
+
+
+def test_decoding_by_kernel_over_shared_own_and_new_columns_is_that_on_cpu():
+  want = jax.jit(decoded)(params(), *cache())
+  assert_close(tpu.interpret(decoded, params(), *cache()), want)
+
+
+@pytest.fixture
+def grid(monkeypatch):
+  """Four CPU devices over which `target` splits arrays as it does over TPUs."""
+  from jax._src import compilation_cache
+
+  if jax.device_count() < 4:
+    pytest.skip("needs 4 devices: XLA_FLAGS=--xla_force_host_platform_device_count=4")
+
+  def splits():
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and not mesh.manual_axes
+
+  def over(mesh):
+    known = mesh is not None
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if known else contextlib.nullcontext()
+
+  monkeypatch.setattr(target, "splits", splits)
+  monkeypatch.setattr(target, "over", over)
+  # Programs with collectives that come from the compilation cache hang.
+  jax.config.update("jax_enable_compilation_cache", False)
+  compilation_cache.reset_cache()
+  yield lambda **axes: mesh.make(mesh.MeshConfig(**axes), jax.devices()[:4])
+  jax.config.update("jax_enable_compilation_cache", True)
+  compilation_cache.reset_cache()
+
+
+@pytest.mark.parametrize("axes", [dict(fsdp=2, tensor=2)])
+def test_kernels_split_over_a_mesh_give_the_gradient_of_one_device(grid, axes):
+  # Rows over data and fsdp; 2 key-value heads over tensor 2, and whole on every device at tensor 4.
+  batch, chips = tree_batch(), grid(**axes)
+  want = jax.jit(value_and_gradient)(params(), batch)
+  placed = mesh.place_params(chips, params()), mesh.place_batch(chips, batch)
+  lowered = jax.jit(mesh.on(chips, value_and_gradient)).lower(*placed)
+  assert "manual_computation" in lowered.as_text()
+  got = lowered.compile()(*placed)
+  assert_close(jax.device_get(got), want)
+
+
+def test_decoding_split_over_a_mesh_is_that_of_one_device(grid):
+  chips = grid(data=2, tensor=2)
+  want = jax.jit(decoded)(params(), *cache())
+  everywhere = jax.device_put(cache(), jax.NamedSharding(chips, jax.P()))
+  got = jax.jit(mesh.on(chips, decoded))(mesh.place_params(chips, params()), *everywhere)
+  assert_close(got, want)

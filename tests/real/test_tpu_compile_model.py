@@ -1,0 +1,97 @@
+"""The whole training step and a round of decoding through the real TPU compiler, kernels and all."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import config
+from jax.sharding import NamedSharding, PartitionSpec
+
+from memrl_jax.models import decoder, policy
+from memrl_jax.models.config import DecoderConfig
+from memrl_jax.rollout import pack
+from memrl_jax.sampling import engine
+from memrl_jax.training import mesh, objective, step
+from tests.kernels import tpu
+
+pytest.importorskip("libtpu", reason="compiling for TPU needs the libtpu wheel: pip install libtpu")
+
+CFG = DecoderConfig.tiny(
+  512, dim=256, layers=3, heads=4, kv_heads=2, head_dim=64, mlp_dim=256, sliding_window=64,
+  global_every=3,
+)  # fmt: skip
+PACK = pack.PackConfig(sequences=4, length=256, rows=4, response=16)
+SHAPES = {"one chip": (1, 1, 1), "data2 tensor2": (2, 1, 2), "fsdp4": (1, 4, 1)}
+
+
+def grid(generation, shape):
+  chips = tpu.mesh(generation).devices.reshape(-1)
+  return mesh.make(mesh.MeshConfig(*shape), list(chips[: int(np.prod(shape))]))
+
+
+def placed(tree, shardings):
+  return jax.tree.map(
+    lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+    tree, shardings,
+  )  # fmt: skip
+
+
+def text_of(lowered):
+  with config.enable_compilation_cache(False):  # a program for an absent chip cannot be loaded
+    return lowered.compile().as_text()
+
+
+CASES = [("v5e", "data2 tensor2"), ("v5p", "fsdp4"), ("v6e", "data2 tensor2"), ("v5p", "one chip")]
+
+
+@pytest.mark.parametrize("generation, shape", CASES)
+def test_the_gradient_of_a_packed_batch_holds_every_kernel(generation, shape):
+  chips = grid(generation, SHAPES[shape])
+  tx = step.optimiser(step.OptimConfig(), 10)
+  one = step.Trainer(CFG, objective.LossConfig(kl_coef=0.1), tx, chips, max_tokens=16, remat="some")
+  params = {"policy": policy.shapes(CFG)}
+  rows = NamedSharding(chips, PartitionSpec(("data", "fsdp")))
+  batch = pack.empty(PACK)
+  lowered = one.lower(
+    placed(params, mesh.param_shardings(chips, params)),
+    placed(batch, jax.tree.map(lambda _: rows, batch)),
+  )
+  text = text_of(lowered)
+  for kernel in ("segment_attention", "segment_attention_dq", "segment_attention_dkv",
+                 "token_logprob_forward", "token_logprob_backward"):  # fmt: skip
+    assert f"/{kernel}" in text, kernel
+  # The forward kernel once: with its result kept, recomputing a layer does not run it again.
+  assert text.count('custom_call_target="tpu_custom_call"') == 5
+
+
+@pytest.mark.parametrize("generation, shape", CASES)
+def test_a_round_of_decoding_reads_both_parts_of_the_cache_by_kernel(generation, shape):
+  chips = grid(generation, SHAPES[shape])
+  R, W, steps, columns = 8, 4, 8, 256
+  everywhere = NamedSharding(chips, PartitionSpec())
+
+  def whole(tree):
+    return placed(tree, jax.tree.map(lambda _: everywhere, tree))
+
+  params = policy.shapes(CFG)
+  params = placed(params, mesh.param_shardings(chips, params))
+  weights = jax.eval_shape(functools.partial(policy.decode_weights, cfg=CFG), params)
+
+  def number(dtype, *shape):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+  i32, f32 = functools.partial(number, jnp.int32), functools.partial(number, jnp.float32)
+  rows = engine._Rows(
+    i32(R), i32(R), i32(R), i32(R), number(jnp.uint32, R, 2), f32(R), f32(R), i32(R), i32(R, 4)
+  )
+  own, common = (
+    jax.eval_shape(lambda rows=rows: policy.empty_kv(CFG, rows, columns)) for rows in (R, R // W)
+  )
+  shared = policy.Shared(common, decoder.Lanes(i32(R // W, W), i32(R)), i32(R), i32(R))
+  arguments = whole((own, rows, f32(R, steps, 2), i32(), i32(), shared))
+  lowered = engine._round.lower(whole(weights), CFG, *arguments, mesh=chips)
+  text = text_of(lowered)
+  assert "/decode_attention" in text
+  assert text.count('custom_call_target="tpu_custom_call"') == 2 * CFG.layers
