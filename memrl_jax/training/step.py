@@ -144,11 +144,11 @@ class Trainer:
     self._base = {} if base is None else meshes.place_params(mesh, base)
     self._join = (lambda base, trained: trained) if join is None else join
     self._tx, self._max_tokens, self._remat = tx, max_tokens, remat
-    self._accumulate = jax.jit(self._accumulate_fn, donate_argnums=2)
+    self._accumulate = jax.jit(meshes.on(mesh, self._accumulate_fn), donate_argnums=2)
     self._apply = jax.jit(self._apply_fn, donate_argnums=0)
     self._zeros = jax.jit(self._zeros_fn)
-    self._score = jax.jit(self._score_fn)
-    self._values = jax.jit(self._values_fn)
+    self._score = jax.jit(meshes.on(mesh, self._score_fn))
+    self._values = jax.jit(meshes.on(mesh, self._values_fn))
 
   def init(self, params: Any, critic: Any | None) -> TrainState:
     """Places the weights on the mesh and starts the optimiser."""
