@@ -8,6 +8,9 @@ tokenised by the very code that renders rollouts. The result is measured on the 
 family's panel against the gate: memory must not hurt (pass@3 with minus without memory), format
 valid >= .97, pass@1 between .10 and .40. `--out` writes config.json, model.safetensors and
 imitation.json (recipe and measurement). Recipes and results: experiments/tiny/README.md.
+
+A recipe with `rounds` makes a warm start for a lasting memory instead (tips.py): single attempts, with
+tips of earlier ones. Its gate: a perfect tip raises success by .3, the tips of failures do not lower it.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ import jax
 import numpy as np
 import optax
 
+from experiments.tiny import tips
 from memrl_jax.envs import base as env_base
-from memrl_jax.envs import pool
+from memrl_jax.envs import panel, pool
 from memrl_jax.methods import baselines, lamer
 from memrl_jax.models import policy, tiny, weights
 from memrl_jax.models.config import DecoderConfig
@@ -42,7 +46,11 @@ DATA, ORDER = 11, 12  # streams of randomness under the seed
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """What is imitated and for how long. `mixes`: (share of trials, environment options) of the tasks."""
+  """What is imitated and for how long.
+
+  `mixes`: (share of trials, environment options) of the tasks. `rounds`: with tips, so many times
+  `trials` episodes; `evaluate` and `also` are the options that are measured, besides the mixes.
+  """
 
   family: str
   mixes: tuple[tuple[float, tuple[tuple[str, object], ...]], ...]
@@ -59,9 +67,13 @@ class Recipe:
   sequences: int = 24
   rows: int = 6
   player: str = "mixture"
+  rounds: int = 0
+  also: tuple[tuple[tuple[str, object], ...], ...] = ()
 
 
 _MINES5 = (("size", 4), ("mines", 5), ("turns", 10))
+_LAB = [f"key-{i}" for i in range(8, 68)]  # never a family below lab_world.RESERVED
+_LAB += [f"{chain}-{i}" for chain in ("lamp", "code") for i in range(8, 34)]
 RECIPES = {
   "darkroom": Recipe(
     family="darkroom",
@@ -70,6 +82,18 @@ RECIPES = {
       (0.4, (("start", "random"), ("split", "train"))),
     ),
     trials=9_000, steps=1000, stop=850, learning_rate=2e-3, layers=3, length=128,
+  ),
+  "lab": Recipe(
+    family="lab",
+    mixes=tuple((1 / len(_LAB), (("family", name),)) for name in _LAB),
+    evaluate=(("family", "key-0"),),
+    also=(
+      (("family", "key-0"), ("split", "heldout")),
+      (("family", "lamp-0"),),
+      (("family", "code-0"),),
+    ),
+    trials=16, rounds=6, steps=2800, stop=2800, learning_rate=2e-3, layers=4, length=192, rows=24,
+    sequences=8,
   ),
   "minesweeper": Recipe(
     family="minesweeper",
@@ -89,16 +113,21 @@ RECIPES = {
 }  # fmt: skip
 
 
-def play(recipe: Recipe, family: env_base.Family, seed: int) -> list[Turn]:
+def play(recipe: Recipe, family: env_base.Family, seed: int) -> list[Trial]:
   """Trials of the scripted mixture on training tasks; every turn is one row."""
-  turns = []
+  make, every = family.players[recipe.player], []
+  if recipe.rounds:
+    options = [family.options(**dict(changes)) for _, changes in recipe.mixes]
+    every = tips.rounds(
+      family, options, make, count=recipe.rounds, episodes=recipe.trials, seed=(seed, DATA)
+    )
+    return [trial for trial in every if trial.void is None]
   rng = np.random.default_rng([seed, DATA])
   for mix, (share, changes) in enumerate(recipe.mixes):
     options = family.options(**dict(changes))
     count = round(share * recipe.trials)
     trials = [Trial(family.name, env_base.train_seed(rng), group, 0) for group in range(count)]
-    make = family.players[recipe.player]
-    players = policies.players(lambda r, o=options, m=make: m(o, r), seed * 100 + mix)
+    players = policies.players(lambda r, o=options: make(o, r), seed * 100 + mix)
     envs = pool.EnvPool(family, options, isolation="inline")
     collect.collect(
       trials,
@@ -110,8 +139,8 @@ def play(recipe: Recipe, family: env_base.Family, seed: int) -> list[Turn]:
       seed=(seed, DATA, mix),
     )
     envs.close()
-    turns += [turn for trial in trials if trial.void is None for turn in trial.turns]
-  return turns
+    every += trials
+  return [trial for trial in every if trial.void is None]
 
 
 def tokenise(turns: list[Turn], text: chat.Chat) -> list[Turn]:
@@ -124,16 +153,20 @@ def tokenise(turns: list[Turn], text: chat.Chat) -> list[Turn]:
   return rows
 
 
-def batches(rows: list[Turn], recipe: Recipe, config: pack.PackConfig, seed: int):
-  """Endless packed batches; memory rows (later attempts) make up `memory_share` of the rows."""
+def batches(units: list[list[Turn]], recipe: Recipe, config: pack.PackConfig, seed: int):
+  """Endless packed batches; units whose prompts show a memory make up `memory_share` of them.
+
+  A unit is what is drawn together: a row, or an episode, whose rows share most of their prompts.
+  """
   rng = np.random.default_rng([seed, ORDER])
-  later = [row for row in rows if row.phase == "play" and row.attempt > 0]
-  first = [row for row in rows if row.phase == "reflect" or row.attempt == 0]
+  later = [unit for unit in units if any(row.memory for row in unit)]
+  first = [unit for unit in units if not any(row.memory for row in unit)]
+  count = round(1200 * len(units) / sum(map(len, units)))  # about 1200 rows
   while True:
-    count = 1200
     many = round(recipe.memory_share * count)
-    chosen = [later[i] for i in rng.integers(len(later), size=many)]
-    chosen += [first[i] for i in rng.integers(len(first), size=count - many)]
+    picked = [later[i] for i in rng.integers(len(later), size=many)]
+    picked += [first[i] for i in rng.integers(len(first), size=count - many)]
+    chosen = [row for unit in picked for row in unit]
     sequences = pack.pack(chosen, dataclasses.replace(config, sequences=1))
     order = rng.permutation(len(sequences))
     for start in range(0, len(order) - config.sequences + 1, config.sequences):
@@ -141,7 +174,7 @@ def batches(rows: list[Turn], recipe: Recipe, config: pack.PackConfig, seed: int
       yield jax.tree.map(lambda *leaves: np.concatenate(leaves), *group)
 
 
-def train(recipe: Recipe, cfg: DecoderConfig, rows: list[Turn], seed: int, log) -> dict:
+def train(recipe: Recipe, cfg: DecoderConfig, units: list[list[Turn]], seed: int, log) -> dict:
   """Maximises the log-likelihood of the answers; returns the weights."""
   tx = optax.chain(
     optax.clip_by_global_norm(1.0),
@@ -164,12 +197,12 @@ def train(recipe: Recipe, cfg: DecoderConfig, rows: list[Turn], seed: int, log) 
     updates, opt_state = tx.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, loss
 
-  longest = max(len(row.sample.ids) for row in rows)
+  longest = max(len(row.sample.ids) for unit in units for row in unit)
   config = pack.PackConfig(recipe.sequences, recipe.length, recipe.rows, longest)
   params = policy.init(jax.random.key(seed), cfg)
   opt_state = tx.init(params)
   losses, began = [], time.perf_counter()
-  for number, batch in zip(range(recipe.stop), batches(rows, recipe, config, seed), strict=False):
+  for number, batch in zip(range(recipe.stop), batches(units, recipe, config, seed), strict=False):
     params, opt_state, loss = step(params, opt_state, batch)
     losses.append(float(loss))
     if (number + 1) % 100 == 0:
@@ -181,7 +214,10 @@ def train(recipe: Recipe, cfg: DecoderConfig, rows: list[Turn], seed: int, log) 
 def clone(recipe: Recipe, family, text: chat.Chat, out: pathlib.Path, seed: int, log) -> None:
   """Plays, tokenises, trains, writes the weights (as bfloat16)."""
   began = time.perf_counter()
-  rows = tokenise(play(recipe, family, seed), text)
+  units = [tokenise(trial.turns, text) for trial in play(recipe, family, seed)]
+  rows = [row for unit in units for row in unit]
+  if not recipe.rounds:
+    units = [[row] for row in rows]
   sizes = [len(row.sample.prompt_ids) + len(row.sample.ids) for row in rows]
   log(
     f"{len(rows)} rows in {time.perf_counter() - began:.0f} s; tokens a row: median "
@@ -191,7 +227,7 @@ def clone(recipe: Recipe, family, text: chat.Chat, out: pathlib.Path, seed: int,
     text.vocab_size, layers=recipe.layers, dim=recipe.dim, mlp_dim=recipe.mlp
   )
   log(f"{cfg.parameters / 1e6:.2f} M parameters")
-  params = train(recipe, cfg, rows, seed, log)
+  params = train(recipe, cfg, units, seed, log)
   weights.save_directory(out, cfg, params, dtype="bfloat16")
   note(out, recipe, seed, {})  # also marks the folder as one that reads the tiny tokenizer
 
@@ -202,23 +238,26 @@ def note(out: pathlib.Path, recipe: Recipe, seed: int, dev: dict) -> None:
   (out / "imitation.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
-def measure(family, changes, cfg, params, text: chat.Chat, tasks: int, seed: int) -> dict:
-  """pass@k of the memory and the memoryless arm on the dev half, at temperature .7."""
-  from memrl_jax.envs import panel
-
+def measure(
+  family, changes, cfg, params, text: chat.Chat, tasks: int, seed: int, memory: str = "attempts"
+) -> dict:
+  """What the checkpoint does on the dev half, at temperature .7: pass@k of the memory and the memoryless
+  arm, or (memory "tips") success by what tips it is given."""
   options = family.options(**dict(changes))
   seeds = [int(s) for s in panel.load(f"{family.name}-v1").dev[:tasks]]
   sampler = engine.Engine(cfg, params, engine.EngineConfig(slots=128))
   sampling = policies.SamplingConfig(0.7, 1.0, 0, 16, 24)
+  language = policies.LanguagePolicy(sampler, text, sampling, max(sampler.config.buckets))
+  if memory == "tips":
+    return tips.measure(family, options, language, seeds, seed)
   arms = {"memory": lamer.trial(lamer.LamerConfig()), "none": baselines.trial(3)}
   result = {}
   for name, program in arms.items():
     envs = pool.EnvPool(family, options, isolation="inline")
-    language = policies.LanguagePolicy(sampler, text, sampling, max(sampler.config.buckets))
     trials = collect.collect(
       [Trial(family.name, s, group, 0) for group, s in enumerate(seeds)],
       program,
-      lambda trial, request, p=language: p,
+      lambda trial, request: language,
       envs,
       family.prompts(options),
       horizon=evaluate.horizon(family, options),
@@ -228,6 +267,19 @@ def measure(family, changes, cfg, params, text: chat.Chat, tasks: int, seed: int
     result[name] = evaluate.summary(trials)
   result["gate"] = result["memory"]["pass"][-1] - result["none"]["pass"][-1]
   return result
+
+
+def line(result: dict) -> str:
+  """A measurement for the log."""
+  if "gate" in result:
+    arms = {arm: [round(p, 3) for p in result[arm]["pass"]] for arm in ("memory", "none")}
+    return f"{arms}  gate {result['gate']:+.3f}  valid {result['memory']['valid']:.3f}"
+  arms = {
+    arm: {name: round(value, 3) for name, value in values.items()}
+    for arm, values in result.items()
+    if arm != "gain"
+  }
+  return f"gain {result['gain']:+.3f}\n" + "\n".join(f"  {arm} {arms[arm]}" for arm in arms)
 
 
 def main() -> None:
@@ -253,14 +305,13 @@ def main() -> None:
     clone(recipe, family, text, args.out, args.seed, log)
   cfg, params = weights.load_directory(args.out)  # measured is what will be shipped
   measured = {}
-  for changes in dict.fromkeys([recipe.evaluate, *(changes for _, changes in recipe.mixes)]):
+  others = recipe.also if recipe.rounds else [changes for _, changes in recipe.mixes]
+  memory = "tips" if recipe.rounds else "attempts"
+  for changes in dict.fromkeys([recipe.evaluate, *others]):
     measured[json.dumps(dict(changes))] = result = measure(
-      family, changes, cfg, params, text, args.tasks, args.seed
+      family, changes, cfg, params, text, args.tasks, args.seed, memory
     )
-    arms = {arm: [round(p, 3) for p in result[arm]["pass"]] for arm in ("memory", "none")}
-    log(
-      f"{dict(changes)}  {arms}  gate {result['gate']:+.3f}  valid {result['memory']['valid']:.3f}"
-    )
+    log(f"{dict(changes)}  {line(result)}")
   note(args.out, recipe, args.seed, measured)
 
 

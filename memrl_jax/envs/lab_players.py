@@ -83,7 +83,8 @@ class Seen:
     self.hidden = [place for place, thing in self.opened.items() if thing in wanted]
     self.switches = [room for room, note in self.tried.items() if note in ("ok", "report")]
     self.bad = [room for room, note in self.tried.items() if note in ("bad", "empty")]
-    searched = [r for r in SEARCHED if all((r, kind) in self.opened for kind in options.kinds)]
+    rooms = dict.fromkeys(room for room, _ in self.opened)  # in the order of the log: easy to copy
+    searched = [r for r in rooms if all((r, kind) in self.opened for kind in options.kinds)]
     self.empty = [room for room in searched if room not in {place[0] for place in self.hidden}]
     if options.chain == "code" and not self.code:
       self.bad = []  # a guessed digit says nothing about the case

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from experiments.tiny import imitate
 from memrl_jax.envs import base, lab, lab_players
 from memrl_jax.envs import lab_world as world
 from memrl_jax.envs.lab import FAMILY, Options
@@ -139,6 +140,14 @@ def test_splits_are_disjoint_and_more_training_leaves_held_out_tasks_alone():
   names = collections.Counter(world.draw(Options(), seed).name for seed in range(1600))
   assert set(names) == {f"key-0/train-{i}" for i in range(8)}
   assert max(abs(count - 200) for count in names.values()) < 5 * 13.2  # sqrt(1600 * 1/8 * 7/8)
+
+
+def test_imitation_never_sees_the_families_kept_for_training():
+  """Else the clone would know the places that reinforcement learning is to find."""
+  recipe = imitate.RECIPES["lab"]
+  numbers = [int(dict(changes)["family"].partition("-")[2]) for _, changes in recipe.mixes]
+  assert len(numbers) > 20 and min(numbers) >= world.RESERVED
+  assert int(Options().family.partition("-")[2]) < world.RESERVED
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
