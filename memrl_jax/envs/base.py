@@ -207,6 +207,7 @@ _MODULES = {
   "darkroom": "memrl_jax.envs.darkroom",
   "lab": "memrl_jax.envs.lab",
   "minesweeper": "memrl_jax.envs.minesweeper",
+  "scienceworld": "memrl_jax.envs.scienceworld",
   "sokoban": "memrl_jax.envs.sokoban",
   "webshop": "memrl_jax.envs.webshop",
 }
