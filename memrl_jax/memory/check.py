@@ -25,6 +25,10 @@ LAWS = (
     "SELECT entry FROM states WHERE content NOT IN (SELECT content FROM contents)",
   ),
   (
+    "contents belong to no entry",
+    "SELECT content FROM contents WHERE content NOT IN (SELECT content FROM states)",
+  ),
+  (
     "an entry has two states at once",
     "SELECT entry FROM (SELECT entry, died, lead(born) OVER (PARTITION BY entry ORDER BY born) AS"
     " next FROM states) WHERE next IS NOT NULL AND (died IS NULL OR died > next)",

@@ -21,12 +21,13 @@ class Lock:
   """
 
   def __init__(self, path: pathlib.Path, *, exclusive: bool):
-    self.path = path
+    self.path, self._exclusive = path, exclusive
+    self._fd = -1
     self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
       fcntl.flock(self._fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError:
-      os.close(self._fd)
+      self._drop()
       raise records.Locked(f"{path.parent} is in use by {holder(path)}") from None
     if exclusive:
       since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
@@ -35,6 +36,14 @@ class Lock:
     _HELD.add(self)
 
   def close(self) -> None:
+    if self._fd >= 0 and self._exclusive:
+      os.ftruncate(self._fd, 0)
+    self._drop()
+
+  def __del__(self):
+    self.close()
+
+  def _drop(self) -> None:
     if self._fd >= 0:
       os.close(self._fd)
       self._fd = -1
@@ -52,7 +61,7 @@ def holder(path: pathlib.Path) -> str:
 def _forget() -> None:
   # A forked child would otherwise keep its parent's locks alive after the parent's death.
   for lock in list(_HELD):
-    lock.close()
+    lock._drop()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -31,6 +31,7 @@ ENTRY = (
   " FROM states s CROSS JOIN contents c ON c.content = s.content "
 )
 ALIVE = "s.born <= :at AND (s.died IS NULL OR s.died > :at)"
+LIVE = "s.died IS NULL"  # the same for the newest version, by an index of its own
 
 
 def entry(row: tuple) -> Entry:
@@ -125,7 +126,8 @@ class Reader:
     self, tenant: str, ids: collections.abc.Iterable[int], at: int | None = None
   ) -> list[Entry]:
     """The entries of a tenant with these ids, in this order; those that are not live are left out."""
-    query = ENTRY + f"WHERE s.entry = :id AND s.tenant = :tenant AND {ALIVE}"
+    alive = LIVE if at is None else ALIVE
+    query = ENTRY + f"WHERE s.entry = :id AND s.tenant = :tenant AND {alive}"
     found = []
     with self._reading() as db:
       at = resolve(db, at)
@@ -137,21 +139,25 @@ class Reader:
 
   def entries(self, tenant: str | None, at: int | None = None) -> list[Entry]:
     """The live entries of a tenant (None: of all) by id, as of a version."""
+    query = ENTRY + f"WHERE {LIVE if at is None else ALIVE}"
+    query += " AND s.tenant = :tenant" if tenant is not None else ""
+    query += " ORDER BY s.entry"
     with self._reading() as db:
-      return _entries(db, tenant, resolve(db, at))
+      rows = db.execute(query, {"tenant": tenant, "at": resolve(db, at)})
+      return [entry(row) for row in rows]
 
   def count(self, tenant: str | None, at: int | None = None) -> int:
+    """Number of live entries of a tenant (None: of all)."""
+    query = f"SELECT count(*) FROM states s WHERE {LIVE if at is None else ALIVE}"
+    query += " AND s.tenant = :tenant" if tenant is not None else ""
     with self._reading() as db:
-      query = f"SELECT count(*) FROM states s WHERE {ALIVE}"
-      if at is None:
-        query = "SELECT count(*) FROM states s WHERE s.died IS NULL"
-      query += " AND s.tenant = :tenant" if tenant is not None else ""
       return db.execute(query, {"tenant": tenant, "at": resolve(db, at)}).fetchone()[0]
 
   def tenants(self, at: int | None = None) -> list[str]:
     """Tenants that have live entries."""
+    alive = LIVE if at is None else ALIVE
+    query = f"SELECT DISTINCT tenant FROM states s WHERE {alive} ORDER BY tenant"
     with self._reading() as db:
-      query = f"SELECT DISTINCT tenant FROM states s WHERE {ALIVE} ORDER BY tenant"
       return [row[0] for row in db.execute(query, {"at": resolve(db, at)})]
 
   def history(self, id: int) -> list[tuple[Entry, int | None]]:
@@ -273,14 +279,6 @@ def select(db: sqlite3.Connection, where: Where) -> list[int]:
   wanted = where.data.items()
   found = ((id, json.loads(data)) for id, data in rows)
   return [id for id, data in found if all(k in data and data[k] == v for k, v in wanted)]
-
-
-def _entries(db: sqlite3.Connection, tenant: str | None, at: int) -> list[Entry]:
-  query = ENTRY + f"WHERE {ALIVE}"
-  query += " AND s.tenant = :tenant" if tenant is not None else ""
-  return [
-    entry(row) for row in db.execute(query + " ORDER BY s.entry", {"tenant": tenant, "at": at})
-  ]
 
 
 def resolve(db: sqlite3.Connection, version: int | None) -> int:

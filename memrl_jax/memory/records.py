@@ -144,6 +144,7 @@ class Limits:
   scores (ties: the oldest). `merge` gets the tenant's entries and the ones about to be added
   (their ids are negative) and returns operations, such as Change one and Remove its twin. It runs
   outside the write lock; where an entry has changed meanwhile, its operations are dropped.
+  A rollback brings back what was, also over a cap that was lowered since.
   """
 
   max_entries: int

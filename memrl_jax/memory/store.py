@@ -188,17 +188,20 @@ class Store(reader.Reader):
       return [], {}
     proposed: list[Op] = []
     shown: dict[int, int] = {}
-    for tenant in sorted({op.tenant for op in ops if isinstance(op, Add)}):
+    adds = [op for op in ops if isinstance(op, Add)]
+    for tenant in sorted({op.tenant for op in adds}):
+      gone = sum(op.tenant == tenant for op in ops if isinstance(op, Remove))
+      most = self.limits.max_entries + gone
+      if self.count(tenant) + sum(op.tenant == tenant for op in adds) <= most:
+        continue  # without loading anything
       live = self.entries(tenant)
       known = {(entry.key, entry.text) for entry in live} if once else set()
-      adds = [op for op in ops if isinstance(op, Add)]
       pending = [
         Entry(-1 - i, tenant, 0, op.key, op.text, op.score, op.data, bytes(op.vector))
         for i, op in enumerate(adds)
         if op.tenant == tenant and (op.key, op.text) not in known
       ]
-      gone = sum(isinstance(op, Remove) and op.tenant == tenant for op in ops)
-      if len(live) + len(pending) - gone > self.limits.max_entries:
+      if len(live) + len(pending) > most:
         proposed += self.limits.merge(live + pending)
         shown |= {entry.id: entry.version for entry in live}
     return proposed, shown

@@ -167,7 +167,8 @@ def test_lineage_and_its_return_by_discard(store):
   with pytest.raises(records.StoreError, match="not live"):
     store.record_reads([Read("r4", 0, 1, 4)])
   store.discard_after(3)
-  assert store.lineage(1).mean_reward == 0.5 and store.fingerprint() == kept
+  assert store.lineage(1).mean_reward == 0.5 and len(store.lineage(1).reads) == 3
+  assert store.fingerprint() == kept and check.verify(store.path) == []
 
 
 def test_rollback_is_a_new_version_and_diff_shows_it(store):
