@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 import sqlite3
 import urllib.parse
@@ -65,6 +66,10 @@ CHAIN = (  # what a version's checksum covers
 def connect(folder: pathlib.Path, *, write: bool, create: bool = False) -> sqlite3.Connection:
   """A connection in autocommit mode; transactions are begun by hand. Readers cannot write."""
   mode = "rwc" if create else "rw"
+  if not write and not os.access(folder, os.W_OK):
+    # sqlite would write its shared memory beside a file in WAL mode. Where no log is left there is
+    # nothing to share: on a read-only medium, or a folder of somebody who has closed it.
+    mode = "ro" if (folder / f"{FILE}-wal").exists() else "ro&immutable=1"
   path = urllib.parse.quote(str((folder / FILE).absolute()))
   db = sqlite3.connect(
     f"file:{path}?mode={mode}",

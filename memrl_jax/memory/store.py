@@ -81,6 +81,8 @@ class Store(reader.Reader):
       return lock.Lock(self.path / "writer.lock", exclusive=True)
     except Locked as error:
       raise Locked(f"{error}; wait for it, or open the memory with read_only=True.") from None
+    except PermissionError:
+      raise StoreError(f"you may not write {self.path}; open it with read_only=True.") from None
 
   def _start(self, manifest: Manifest | None) -> None:
     db = schema.connect(self.path, write=not self.read_only, create=not self.read_only)

@@ -2,6 +2,7 @@
 
 import array
 import dataclasses
+import os
 import random
 import sqlite3
 import threading
@@ -387,6 +388,15 @@ def test_a_file_of_schema_1_is_brought_up_and_a_newer_one_is_refused(tmp_path):
   new.close()
   with pytest.raises(records.StoreError, match="upgrade memrl_jax"):
     Store(folder)
+
+
+def test_a_folder_that_may_not_be_written_is_read_without_a_trace(store, monkeypatch):
+  store.commit([add("x")])
+  store.close()
+  files = set(os.listdir(store.path)) | {"readers.lock"}
+  monkeypatch.setattr(os, "access", lambda *_: False)  # the tests may run as root
+  with Store(store.path, read_only=True) as reader:
+    assert texts(reader) == ["x"] and set(os.listdir(store.path)) == files
 
 
 def test_one_merge_hook_sees_what_is_about_to_come(tmp_path):
