@@ -62,6 +62,8 @@ def test_a_tenant_is_a_hard_partition(store):
   for op in (Change("a", theirs, score=9.0), Remove("a", theirs)):
     with pytest.raises(records.StoreError, match="not in tenant 'a'"):
       store.commit([op])
+  with pytest.raises(records.StoreError, match="not in tenant 'a'"):
+    store.commit([Change("b", theirs, score=1.0), Remove("a", theirs)])
   assert store.get("a", [theirs]) == []
   assert store.get("b", [theirs])[0].score == 0.0
   assert store.commit([add("x", "b")], once=True).ids == (theirs,)
