@@ -7,8 +7,9 @@ frozen dataclasses that check themselves. Whatever is wrong is one sentence in a
     config.seed
     config.env      name, how it is run, and the options of that environment
     config.method   name, and the options of that method
-    config.eval     `options` and `harder.<name>` hold options of the environment
-    config.model, lora, sampling, engine, remote, credit, loss, optim, pack, mesh, train, guard
+    config.eval     `options` and `harder.<name>` hold options of the environment; so does config.adapt
+    config.model, lora, sampling, engine, remote, credit, loss, optim, pack, mesh, memory, tips, novelty, train,
+    guard
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from memrl_jax.training import settings as settings_lib
 SECTIONS = {
   name: kind
   for name, kind in typing.get_type_hints(settings_lib.Settings).items()
-  if dataclasses.is_dataclass(kind) and name not in ("env", "method", "eval")
+  if dataclasses.is_dataclass(kind) and name not in ("env", "method", "eval", "adapt")
 }
 _ENV = {  # of EnvSettings, what is neither the name nor the environment's own options
   name: kind
@@ -56,6 +57,7 @@ def new(method: str, env: str) -> ml_collections.ConfigDict:
       "method": {"name": method, **_defaults(methods.config_type(method))},
       **{name: _defaults(kind) | given.get(name, {}) for name, kind in SECTIONS.items()},
       "eval": _defaults(settings_lib.EvalSettings) | given["eval"],
+      "adapt": _defaults(settings_lib.AdaptSettings) | {"options": {}},
     }
   )
 
@@ -83,6 +85,7 @@ def schema(config: Mapping[str, Any]) -> dict[str, Any]:
     **{name: typing.get_type_hints(kind) for name, kind in SECTIONS.items()},
     "eval": typing.get_type_hints(settings_lib.EvalSettings)
     | {"options": options, "harder": {"*": options}},
+    "adapt": typing.get_type_hints(settings_lib.AdaptSettings) | {"options": options},
   }
 
 
@@ -211,6 +214,7 @@ def settings(
   family = env_base.family(env["name"])
   options = {k: v for k, v in env.items() if k != "name" and k not in _ENV}
   method_name = method.pop("name")
+  adapt = values["adapt"] | {"options": tuple(values["adapt"]["options"].items())}
   evaluation["options"] = tuple(evaluation["options"].items())
   evaluation["harder"] = tuple((k, tuple(v.items())) for k, v in evaluation["harder"].items())
   return settings_lib.Settings(
@@ -223,6 +227,7 @@ def settings(
     method_name=method_name,
     method=methods.config_type(method_name)(**method),
     eval=settings_lib.EvalSettings(**evaluation),
+    adapt=settings_lib.AdaptSettings(**adapt),
     **{section: kind(**values[section]) for section, kind in SECTIONS.items()},
   )
 
@@ -245,7 +250,9 @@ def _checked(key: str, parent: Mapping[str, Any], kind: Any, known: dict[str, An
   for inside in value:
     if inside not in kind and "*" not in kind:
       raise ValueError(_unknown(f"{key}.{inside}", known))
-  partial = key == "eval.options" or key.startswith("eval.harder")  # changes only
+  partial = key in ("eval.options", "adapt.options") or key.startswith(
+    "eval.harder"
+  )  # changes only
   names = value if partial else kind
   return {n: _checked(f"{key}.{n}", value, kind.get(n, kind.get("*")), known) for n in names}
 

@@ -44,6 +44,27 @@ class Sample(NamedTuple):
   temperature: float = 1.0
 
 
+class Recall(NamedTuple):
+  """Read the memory: in which of its parts, and for what."""
+
+  scope: str
+  query: str
+
+
+class Memo(NamedTuple):
+  """A memory as it was read: which entry, in which version, and what of it goes into the prompt.
+
+  `score` is what it is known to be worth, in the units of the environment's reward; `similarity` of
+  the query is a cosine.
+  """
+
+  id: int
+  version: int
+  text: str
+  score: float
+  similarity: float
+
+
 @dataclasses.dataclass
 class Turn:
   """One prompt and its response, with everything credit assignment needs."""
@@ -58,11 +79,21 @@ class Turn:
   reward: float
   anchor: str
   memory: tuple[str, ...] = ()
+  key: str = ""  # under which a memory is asked about this turn, and remembers it
+  reads: tuple[tuple[int, int], ...] = ()  # (entry, version) of the memories that were read for it
   trained: bool = True
+  plain: list[Message] | None = None  # the prompt without memories, where training is to see that
+  plain_ids: np.ndarray | None = None  # its ids; None: trained on the prompt it was sampled from
+  intrinsic: float = 0.0  # novelty reward, beside `reward`
   advantage: float | None = None  # None: not in the batch. 0.0: in it, without a policy gradient.
   value: float = 0.0  # the critic's estimate at the end of the prompt, 0 without a critic
   value_target: float = 0.0
   advantage_terms: dict[str, float] = dataclasses.field(default_factory=dict)
+
+  @property
+  def prompt_ids(self) -> np.ndarray:
+    """The prompt that training sees."""
+    return self.sample.prompt_ids if self.plain_ids is None else self.plain_ids
 
 
 @dataclasses.dataclass
@@ -77,7 +108,12 @@ class Attempt:
 
 @dataclasses.dataclass
 class Trial:
-  """Up to N attempts at one task. `void` names the failure of a trial that must not be trained on."""
+  """Up to N attempts at one task. `void` names the failure of a trial that must not be trained on.
+
+  `mode` is how a method with a memory uses it in this trial, `task` the stable name of the task and
+  its variation, known once the environment is open, `tip` what the agent wrote about the trial, and
+  `update` when it was played.
+  """
 
   env: str
   seed: int
@@ -86,6 +122,15 @@ class Trial:
   turns: list[Turn] = dataclasses.field(default_factory=list)
   attempts: list[Attempt] = dataclasses.field(default_factory=list)
   void: str | None = None
+  mode: str = ""
+  task: str = ""
+  tip: str = ""
+  update: int = 0
+
+  @property
+  def name(self) -> str:
+    """Unique in a run."""
+    return f"{self.update}.{self.group}.{self.index}"
 
   def success_by(self, attempts: int) -> bool:
     """Whether one of the first `attempts` attempts succeeded (sequential, cumulative)."""
@@ -98,6 +143,9 @@ class Trial:
       "seed": self.seed,
       "group": self.group,
       "index": self.index,
+      "mode": self.mode,
+      "task": self.task,
+      "tip": self.tip,
       "void": self.void,
       "attempts": [dataclasses.asdict(attempt) for attempt in self.attempts],
       "turns": [_turn_json(turn, with_ids) for turn in self.turns],
@@ -117,6 +165,10 @@ def _turn_json(turn: Turn, with_ids: bool) -> dict[str, Any]:
     "reward": turn.reward,
     "anchor": turn.anchor,
     "memory": list(turn.memory),
+    "key": turn.key,
+    "reads": [list(read) for read in turn.reads],
+    "intrinsic": turn.intrinsic,
+    "off_policy": turn.plain is not None,
     "trained": turn.trained,
     "advantage": turn.advantage,
     "advantage_terms": turn.advantage_terms,
@@ -156,3 +208,4 @@ class TokenBatch(NamedTuple):
   value_target_BS: Any  # returns for a critic; zeros without one
   value_index_BS: Any  # position of the row's last prompt token, where a critic reads the state
   parent_BN: Any = None
+  off_BS: Any = None  # True: sampled with memories in the prompt that `tokens_BT` leaves out

@@ -83,7 +83,7 @@ def contents(folder):
     ((LAMER, "--config.sampling.top_p=0.9"), "top_p 0.9"),
     ((LAMER, "--config.train.group_size=1"), "group of 1"),
     ((LAMER, "--config.pack.response=4"), "config.pack.response"),
-    ((LAMER, "--config.method.name=gig"), "choose one of lamer, gigpo"),
+    ((LAMER, "--config.method.name=gig"), "choose one of lamer, empo2"),
     (("--config=experiments/lamer_sokoban.py", "--config.env.boxes=30"), "30 boxes need 61"),
     (("--config=experiments/lamer_minesweeper.py", "--config.env.mines=36"), "36 mines"),
     (("--config=experiments/react_sokoban.py", "--config.train.updates=3"), "frozen model"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from memrl_jax.methods import base, baselines, lamer
+from memrl_jax.methods import base, baselines, empo2, lamer
 from memrl_jax.rollout import credit
 
 # Method name -> the estimators it may use; None: a frozen model, nothing is trained.
 METHODS: dict[str, tuple[str, ...] | None] = {
   "lamer": credit.ESTIMATORS,
+  "empo2": ("grpo", "gigpo", "hgpo", "rloo"),
   "gigpo": ("gigpo",),
   "hgpo": ("hgpo",),
   "grpo": ("grpo",),
@@ -18,7 +19,9 @@ METHODS: dict[str, tuple[str, ...] | None] = {
   "react": None,
 }
 
-Config = lamer.LamerConfig | baselines.BaselineConfig
+REMEMBERING = ("empo2",)  # methods with a memory outside of the context
+
+Config = lamer.LamerConfig | empo2.Empo2Config | baselines.BaselineConfig
 
 
 def config_type(name: str) -> type[Config]:
@@ -27,15 +30,28 @@ def config_type(name: str) -> type[Config]:
     raise ValueError(
       f"method {name!r} is not known; choose one of {', '.join(METHODS)} (config.method.name)"
     )
+  if name == "empo2":
+    return empo2.Empo2Config
   return lamer.LamerConfig if name in ("lamer", "reflexion") else baselines.BaselineConfig
 
 
-def make(config: Config, credit_config: credit.CreditConfig, shape: credit.Shape) -> base.Method:
-  """The method, with both evaluation arms: "memory" (attempts with reflections) and "none".
+def make(
+  config: Config,
+  credit_config: credit.CreditConfig,
+  shape: credit.Shape,
+  memory: base.Remembered | None = None,
+) -> base.Method:
+  """The method, with both evaluation arms: "memory" (attempts with reflections, or tips) and "none".
+
+  `memory` is for the REMEMBERING. ValueError where one of them has none.
 
   A method without memory is evaluated in the memory loop too, so that what training brought and what
   memory at test time brings can be told apart.
   """
+  if isinstance(config, empo2.Empo2Config):
+    if memory is None:
+      raise ValueError("EMPO2 needs a memory; open one (training.memories) and pass it")
+    return empo2.make(config, credit_config, shape, memory)
   if isinstance(config, lamer.LamerConfig):
     method = lamer.make(config, credit_config, shape)
     return method._replace(arms={**method.arms, "none": baselines.trial(config.attempts)})

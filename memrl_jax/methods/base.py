@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from memrl_jax.memory import novelty, tips
 from memrl_jax.rollout.trial import Program
 from memrl_jax.types import Trial
+
+
+class Remembered(NamedTuple):
+  """What a method keeps from update to update beside the weights; part of every checkpoint."""
+
+  tips: tips.Tips
+  counts: novelty.Novelty
+
+  def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """(arrays, JSON-ready rest); the memory itself lies in its store, the checkpoint has its version."""
+    arrays, rest = self.counts.state()
+    return arrays, {"version": self.tips.version, "novelty": rest}
+
+  def load(self, arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> None:
+    """Back to what `state` gave: what was remembered since is forgotten."""
+    self.counts.load(arrays, rest["novelty"])
+    self.tips.discard_after(rest["version"])
 
 
 class Method(NamedTuple):
@@ -16,12 +36,16 @@ class Method(NamedTuple):
   credit:   gives every trained turn its advantage; returns metrics.
   remember: reads finished trials into a memory (a no-op where memory lives in the context).
   arms:     evaluation programs by name; "memory" is the method's own way to play.
+  plan:     decides how each trial of an update uses the memory, from a generator of that update.
+  memory:   what it remembers outside of the context, if anything.
   """
 
   trial: Program
   credit: Callable[[Sequence[Trial]], dict[str, float]]
   remember: Callable[[Sequence[Trial]], None]
   arms: Mapping[str, Program]
+  plan: Callable[[Sequence[Trial], np.random.Generator], None] = lambda trials, rng: None
+  memory: Remembered | None = None
 
 
 def forget(trials: Sequence[Trial]) -> None:

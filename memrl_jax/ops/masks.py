@@ -41,3 +41,18 @@ def add(a: Open, b: Open) -> Open:
 def close(mean: Open) -> jax.Array:
   """total / count, and 0 where nothing was counted."""
   return jnp.where(mean.count > 0, mean.total / jnp.maximum(mean.count, 1.0), 0.0)
+
+
+def likely(logp_BT: jax.Array, mask_BT: jax.Array, *, floor: float) -> jax.Array:
+  """Tokens whose log-prob is at least `floor` nats, sg[1[log pi >= floor]]; False where masked.
+
+  EMPO2 (2602.23008) Eq. 2: the gradient of log pi explodes on tokens that the policy hardly ever says.
+  """
+  logp_BT = jax.lax.stop_gradient(keep(logp_BT, mask_BT))
+  return (logp_BT >= floor) & mask_BT
+
+
+def likely_rows(logp_BT: jax.Array, mask_BT: jax.Array, *, floor: float) -> jax.Array:
+  """Rows all of whose tokens are `likely`, at each of their tokens: what EMPO2's release masks by."""
+  unlikely_BT = mask_BT & ~likely(logp_BT, mask_BT, floor=floor)
+  return mask_BT & ~jnp.any(unlikely_BT, axis=1, keepdims=True)

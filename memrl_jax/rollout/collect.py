@@ -13,7 +13,7 @@ import numpy as np
 
 from memrl_jax.envs import base, pool
 from memrl_jax.rollout.trial import Answer, Context, EnvCall, Generate, Program, VoidTrial
-from memrl_jax.types import Trial
+from memrl_jax.types import Memo, Recall, Trial
 
 
 class Policy(Protocol):
@@ -24,6 +24,13 @@ class Policy(Protocol):
 
   def poll(self) -> list[tuple[int, Answer]]:
     """Runs one bounded round and returns the answers that are complete."""
+
+
+class Memory(Protocol):
+  """What trials may read; nothing writes to it while they play."""
+
+  def recall(self, asks: Sequence[Recall]) -> list[tuple[Memo, ...]]:
+    """An answer for each of `asks`, best memory first."""
 
 
 Route = Callable[[Trial, Generate], Policy]
@@ -46,6 +53,7 @@ def collect(
   horizon: int,
   seed: Sequence[int],
   concurrency: int = 256,
+  memory: Memory | None = None,
 ) -> list[Trial]:
   """Plays every trial with `program` and returns them, filled in, in the given order.
 
@@ -54,19 +62,22 @@ def collect(
     route: which policy answers a request.
     seed: non-negative integers that name this rollout, e.g. (run seed, update).
     concurrency: trials alive at once; more only changes speed.
+    memory: what `ctx.recall` reads; without one it finds nothing.
   """
-  return _Collector(trials, program, route, envs, prompts, horizon, seed, concurrency).run()
+  return _Collector(trials, program, route, envs, prompts, horizon, seed, concurrency, memory).run()
 
 
 class _Collector:
   """The bookkeeping of one `collect` call."""
 
-  def __init__(self, trials, program, route, envs, prompts, horizon, seed, concurrency):
+  def __init__(self, trials, program, route, envs, prompts, horizon, seed, concurrency, memory):
     self.trials, self.program, self.route, self.envs = list(trials), program, route, envs
     self.prompts, self.horizon, self.seed, self.concurrency = prompts, horizon, seed, concurrency
+    self.memory = memory
     self.live: dict[int, Coroutine] = {}
     self.handles: dict[int, int] = {}
     self.calls: list[tuple[int, EnvCall]] = []
+    self.recalls: list[tuple[int, Recall]] = []
     self.tickets: dict[tuple[int, int], int] = {}  # (id of policy, ticket) -> trial
     self.policies: dict[int, Policy] = {}
     self.next = 0
@@ -77,6 +88,8 @@ class _Collector:
         self._start()
         if self.calls:
           self._step_envs()
+        elif self.recalls:
+          self._recall()
         elif self.tickets:
           self._poll()
     finally:  # also after Ctrl-C: no environment is left open
@@ -102,6 +115,9 @@ class _Collector:
       if isinstance(request, EnvCall):
         self.calls.append((number, request))
         return
+      if isinstance(request, Recall):
+        self.recalls.append((number, request))
+        return
       policy = self.route(trial, request)
       ticket = policy.submit(trial, request, request_key(self.seed, trial, request))
       self.policies[id(policy)] = policy
@@ -126,6 +142,14 @@ class _Collector:
         self._resume(number, None, error=f"environment {result.kind}: {result.text}")
       else:
         self._resume(number, result)
+
+  def _recall(self) -> None:
+    """All that wait are answered at once, so that their queries are embedded in one batch."""
+    waiting, self.recalls = self.recalls, []
+    asks = [ask for _, ask in waiting]
+    found = self.memory.recall(asks) if self.memory is not None else [()] * len(asks)
+    for (number, _), memos in zip(waiting, found, strict=True):
+      self._resume(number, memos)
 
   def _poll(self) -> None:
     for owner, policy in list(self.policies.items()):

@@ -140,13 +140,13 @@ def make(config: CreditConfig, shape: Shape) -> Callable[[Sequence[Trial]], dict
 
 
 def rewards(trials: Sequence[Trial], shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-  """reward_NAT of the played turns and mask_NAT of where there is one."""
+  """reward_NAT of the played turns, novelty included, and mask_NAT of where there is one."""
   reward_NAT = np.zeros(shape, np.float32)
   mask_NAT = np.zeros(shape, bool)
   for n, trial in enumerate(trials):
     for turn in trial.turns:
       if turn.phase == "play":
-        reward_NAT[n, turn.attempt, turn.index] = turn.reward
+        reward_NAT[n, turn.attempt, turn.index] = turn.reward + turn.intrinsic
         mask_NAT[n, turn.attempt, turn.index] = True
   return reward_NAT, mask_NAT
 

@@ -75,7 +75,7 @@ def trainable(turns: Sequence[Turn]) -> list[Turn]:
 
 def tokens_alone(turn: Turn) -> int:
   """Positions that the row takes by itself: all but its last token, which is only a target."""
-  return len(turn.sample.prompt_ids) + len(turn.sample.ids) - 1
+  return len(turn.prompt_ids) + len(turn.sample.ids) - 1
 
 
 def split(turns: Sequence[Turn], parts: int, rng: np.random.Generator) -> list[list[Turn]]:
@@ -96,7 +96,7 @@ def pack(turns: Sequence[Turn], config: PackConfig) -> list[TokenBatch]:
 def pack_with_places(turns: Sequence[Turn], config: PackConfig) -> Packed:
   """`pack`, and where it put each turn."""
   _check(turns, config)
-  inputs = [np.concatenate([t.sample.prompt_ids, t.sample.ids[:-1]]) for t in turns]
+  inputs = [np.concatenate([t.prompt_ids, t.sample.ids[:-1]]) for t in turns]
   bins = _bins(inputs, [len(turn.sample.ids) for turn in turns], config)
   size = config.sequences
   batches = [empty(config) for _ in range(0, len(bins), size)]
@@ -112,7 +112,7 @@ def pack_with_places(turns: Sequence[Turn], config: PackConfig) -> Packed:
 def _check(turns: Sequence[Turn], config: PackConfig) -> None:
   for turn in turns:
     sampled = len(turn.sample.ids)
-    size = len(turn.sample.prompt_ids) + sampled
+    size = len(turn.prompt_ids) + sampled
     if size > config.length or sampled > config.response:
       raise ValueError(
         f"a row of {size} tokens with {sampled} sampled does not fit sequences of "
@@ -181,6 +181,7 @@ def empty(config: PackConfig) -> TokenBatch:
     target_BSK=np.zeros((B, S, K), np.int32),
     mask_BSK=np.zeros((B, S, K), bool),
     behaviour_BSK=np.zeros((B, S, K), np.float32),
+    off_BS=np.zeros((B, S), bool),
     advantage_BS=np.zeros((B, S), np.float32),
     temperature_BS=np.ones((B, S), np.float32),
     value_target_BS=np.zeros((B, S), np.float32),
@@ -206,6 +207,7 @@ def _fill(batch: TokenBatch, b: int, rows: Sequence[tuple[Turn, np.ndarray, int]
     batch.target_BSK[b, s, :N] = sample.ids
     batch.mask_BSK[b, s, :N] = True
     batch.behaviour_BSK[b, s, :N] = sample.logps
+    batch.off_BS[b, s] = turn.plain_ids is not None
     batch.advantage_BS[b, s] = turn.advantage or 0.0
     batch.temperature_BS[b, s] = sample.temperature
     batch.value_target_BS[b, s] = turn.value_target

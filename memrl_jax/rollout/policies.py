@@ -89,7 +89,8 @@ def fit(
 ) -> tuple[list[Message], base.View, np.ndarray]:
   """Messages, what was shown and prompt ids, at most `limit` of them.
 
-  A longer prompt loses its oldest memory first, then the oldest turns of the current attempt.
+  A longer prompt loses its tips first, the last of them before the others, then its oldest attempt,
+  then the oldest turns of the current one.
 
   Raises:
     VoidTrial: even the bare prompt is longer.
@@ -100,7 +101,11 @@ def fit(
     prompt = text.encode(messages)
     if len(prompt) <= limit:
       return messages, view, prompt
-    if view.past:
+    if view.tips:
+      view = view._replace(tips=view.tips[:-1])
+    elif any(step.tips for step in view.current.steps):
+      view = view.without_tips()
+    elif view.past:
       view = view._replace(past=view.past[1:])
     elif len(view.current.steps) > 1:
       shorter = dataclasses.replace(view.current, steps=view.current.steps[1:])

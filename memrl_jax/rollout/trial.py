@@ -1,4 +1,4 @@
-"""What a trial program may do: ask the policy, step the environment, record turns.
+"""What a trial program may do: ask the policy, step the environment, read the memory, record turns.
 
 A trial program is a coroutine `async def trial(ctx)`. It never blocks: `await` hands a request to the
 runtime (`rollout.collect`), which batches the requests of all live trials and resumes each with its
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple
 
 from memrl_jax.envs import base
-from memrl_jax.types import Attempt, Message, Phase, Sample, Trial, Turn
+from memrl_jax.types import Attempt, Memo, Message, Phase, Recall, Sample, Trial, Turn
 
 
 class VoidTrial(Exception):
@@ -46,10 +46,10 @@ class Answer(NamedTuple):
 class _Request:
   """Awaiting this hands `request` to the runtime and returns what the runtime sends back."""
 
-  def __init__(self, request: Generate | EnvCall):
+  def __init__(self, request: Generate | EnvCall | Recall):
     self.request = request
 
-  def __await__(self) -> Generator[Generate | EnvCall, Any, Any]:
+  def __await__(self) -> Generator[Generate | EnvCall | Recall, Any, Any]:
     return (yield self.request)
 
 
@@ -65,8 +65,10 @@ class Context:
   async def open(self) -> base.Observation:
     """The first observation of the next attempt: always the same task, in the same state."""
     call = EnvCall("retry") if self._opened else EnvCall("reset", self.trial.seed)
+    seen = await _Request(call)
     self._opened = True
-    return await _Request(call)
+    self.trial.task = seen.task or f"{self.trial.env}/{self.trial.seed}"
+    return seen
 
   async def ask(self, request: Generate) -> Answer:
     """The policy's answer to one prompt."""
@@ -76,8 +78,30 @@ class Context:
     """The environment's answer to one response."""
     return await _Request(EnvCall("step", response))
 
+  async def recall(self, scope: str, query: str) -> tuple[Memo, ...]:
+    """What the memory holds about `query`, best first; () where the rollout has no memory."""
+    return await _Request(Recall(scope, query))
+
 
 Program = Callable[[Context], Awaitable[None]]
+
+
+class Reading(NamedTuple):
+  """How a trial uses a memory: what a turn is filed under, and what is read and what of it is kept.
+
+  key: the text under which the memory is asked, and remembers, about the turn that comes next.
+  scope: which part of the memory is read; None reads nothing.
+  keep: tips stay in the prompts of later turns.
+  plain: a turn whose prompt held tips also carries the prompt of the same turn without them.
+  """
+
+  key: Callable[[base.AttemptLog], str]
+  scope: str | None = None
+  keep: bool = False
+  plain: bool = False
+
+
+NO_MEMORY = Reading(lambda log: "")
 
 
 async def play(
@@ -86,12 +110,16 @@ async def play(
   past: tuple[base.AttemptLog, ...],
   memory: str,
   instruction: str = "",
+  reading: Reading = NO_MEMORY,
 ) -> None:
   """Plays one attempt to its end; each turn is one freshly rendered prompt and one row."""
   while not log.done and len(log.steps) < ctx.horizon:
-    view = base.View(past, log, memory, instruction)
+    key = reading.key(log)
+    memos = () if reading.scope is None else await ctx.recall(reading.scope, key)
+    view = base.View(past, log, memory, instruction, tuple(memo.text for memo in memos))
     answer = await ctx.ask(Generate("play", log.index, len(log.steps), ctx.prompts.play, view))
-    anchor = log.now.anchor
+    anchor, shown = log.now.anchor, memos[: len(answer.view.tips)]
+    bare = ctx.prompts.play(answer.view.without_tips()) if reading.plain else answer.messages
     result = await ctx.step(answer.sample.text)
     ctx.trial.turns.append(
       Turn(
@@ -105,9 +133,12 @@ async def play(
         reward=result.reward,
         anchor=anchor,
         memory=remembered(answer.view),
+        key=key,
+        reads=tuple((memo.id, memo.version) for memo in shown),
+        plain=None if bare == answer.messages else bare,
       )
     )
-    log.steps.append(base.Step(result.action, result))
+    log.steps.append(base.Step(result.action, result, answer.view.tips if reading.keep else ()))
   last = log.steps[-1].result
   total = sum(step.result.reward for step in log.steps)
   ctx.trial.attempts.append(Attempt(last.success, last.score, total, len(log.steps)))
@@ -134,8 +165,33 @@ async def reflect(ctx: Context, log: base.AttemptLog) -> str:
   return text
 
 
+async def write_tip(ctx: Context, log: base.AttemptLog) -> None:
+  """Ends a trial with a tip about it, in `trial.tip`; its tokens carry no loss."""
+  answer = await ctx.ask(Generate("reflect", log.index, 0, ctx.prompts.tip, base.View((), log)))
+  text, valid = ctx.prompts.parse_tip(answer.sample.text)
+  ctx.trial.tip = text
+  ctx.trial.turns.append(
+    Turn(
+      attempt=log.index,
+      phase="reflect",
+      index=0,
+      messages=answer.messages,
+      sample=answer.sample,
+      action=text,
+      valid=valid,
+      reward=0.0,
+      anchor="tip",
+      trained=False,
+    )
+  )
+
+
 def remembered(view: base.View) -> tuple[str, ...]:
-  """What of earlier attempts stood in the prompt, one text per attempt."""
+  """What stood in the prompt of earlier attempts, one text each, and then of tips."""
+  return _attempts(view) + view.tips
+
+
+def _attempts(view: base.View) -> tuple[str, ...]:
   if view.memory == "history_only":
     return tuple(" | ".join(step.action for step in log.steps) for log in view.past)
   if view.memory == "reflection_only":

@@ -1,7 +1,8 @@
 """Checkpoints: everything a run needs to go on, as one atomic step; and the wish to stop.
 
-A step holds arrays (weights, optimiser, critic, ...: any pytree of jax or numpy arrays) and host
-state (counters, schedule, best, memory: JSON). Orbax writes it in the background into a temporary
+A step holds arrays (weights, optimiser, critic, ...: any pytree of jax or numpy arrays), host state
+(counters, schedule, best, memory: JSON) and extra arrays whose shapes only the step knows (what a
+method has counted so far). Orbax writes it in the background into a temporary
 folder and renames that when complete, so a killed save leaves no half step. On disk the arrays are a
 flat {"params.layers.wq": array}: no class of ours is needed to read them, and a renamed class or a
 newer optax does not lock an old checkpoint.
@@ -45,7 +46,13 @@ class Checkpoints:
       handler_registry=_handlers(),
     )
 
-  def save(self, step: int, arrays: Any, host: dict[str, Any]) -> None:
+  def save(
+    self,
+    step: int,
+    arrays: Any,
+    host: dict[str, Any],
+    extra: dict[str, np.ndarray] | None = None,
+  ) -> None:
     """Starts to write one step and returns; the caller may donate or change both at once.
 
     `host` is kept as JSON: tuples return as lists, and keys must be strings. Waits for the save
@@ -62,15 +69,19 @@ class Checkpoints:
         f"checkpoint {step} cannot follow checkpoint {newest} in {self._directory};"
         f" call drop_after({step - 1}) first, or choose another --workdir"
       )
-    content = {"host": host_text, "shapes": {path: list(leaf.shape) for path, leaf in flat.items()}}
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        arrays=ocp.args.StandardSave(flat),
-        content=ocp.args.JsonSave(content),
-      ),
-      force=True,
-    )
+    extra = extra or {}
+    content = {
+      "host": host_text,
+      "shapes": {path: list(leaf.shape) for path, leaf in flat.items()},
+      "extra": {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in extra.items()},
+    }
+    items = {"arrays": ocp.args.StandardSave(flat), "content": ocp.args.JsonSave(content)}
+    kept = {
+      name: np.array(leaf) for name, leaf in extra.items() if leaf.size
+    }  # Orbax keeps no 0 items
+    if kept:
+      items["extra"] = ocp.args.StandardSave(kept)
+    self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
   def wait(self) -> None:
     """Until the last save is on disk; raises if it failed."""
@@ -99,6 +110,15 @@ class Checkpoints:
     flat = self._restore(step, arrays=ocp.args.StandardRestore(wanted)).arrays
     arrays = jax.tree.unflatten(jax.tree.structure(like), [flat[path] for path in wanted])
     return step, arrays, json.loads(content["host"])
+
+  def extra(self, step: int) -> dict[str, np.ndarray]:
+    """The extra arrays of a step that `restore` has found; {} where it has none."""
+    shapes = self._restore(step, content=ocp.args.JsonRestore()).content.get("extra", {})
+    extra = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+    if kept := {name: leaf for name, leaf in extra.items() if leaf.size}:
+      restored = self._restore(step, extra=ocp.args.StandardRestore(kept)).extra
+      extra |= {name: np.asarray(leaf) for name, leaf in restored.items()}
+    return extra
 
   def drop_after(self, step: int) -> None:
     """Deletes the steps after `step`: for a run that goes on from an earlier one."""
@@ -156,8 +176,9 @@ class Checkpoints:
 def _handlers() -> ocp.handlers.DefaultCheckpointHandlerRegistry:
   registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
   arrays, content = ocp.StandardCheckpointHandler(), ocp.JsonCheckpointHandler()
-  registry.add("arrays", ocp.args.StandardSave, arrays)
-  registry.add("arrays", ocp.args.StandardRestore, arrays)
+  for item in ("arrays", "extra"):
+    registry.add(item, ocp.args.StandardSave, arrays)
+    registry.add(item, ocp.args.StandardRestore, arrays)
   registry.add("content", ocp.args.JsonSave, content)
   registry.add("content", ocp.args.JsonRestore, content)
   return registry

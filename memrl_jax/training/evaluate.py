@@ -72,8 +72,10 @@ class Evaluator:
     step: int,
     label: str,
     base: collect.Policy | None = None,
+    memory: collect.Memory | None = None,
   ) -> tuple[dict[str, Any], dict[str, list[Trial]]]:
-    """(record for eval.jsonl, trials by arm). `base` is the untrained policy of the swap test."""
+    """(record for eval.jsonl, trials by arm). `base` is the untrained policy of the swap test, `memory`
+    what the arms with one read; nothing is written to it."""
     record = {
       "step": step,
       "label": label,
@@ -83,7 +85,7 @@ class Evaluator:
     }
     kept = {}
     for name, arm in self._arms(base).items():
-      trials = self._play(arm, policy)
+      trials = self._play(arm, policy, memory=memory)
       record["arms"][name] = summary(trials)
       kept[name] = trials
     if self._settings.eval.diversity_tasks:
@@ -109,7 +111,14 @@ class Evaluator:
     make = self._family.players["random"]
     return policies.players(lambda rng: make(options, rng), self._settings.seed)
 
-  def _play(self, arm: Arm, policy: collect.Policy, repeats: int = 1, tasks: int | None = None):
+  def _play(
+    self,
+    arm: Arm,
+    policy: collect.Policy,
+    repeats: int = 1,
+    tasks: int | None = None,
+    memory: collect.Memory | None = None,
+  ) -> list[Trial]:
     def route(trial: Trial, request: Generate) -> collect.Policy:
       swapped = arm.first is not None and request.attempt == 0 and request.phase == "play"
       return arm.first if swapped else policy
@@ -136,6 +145,7 @@ class Evaluator:
         horizon=horizon(self._family, arm.options),
         seed=(self._settings.seed, 1),
         concurrency=self._settings.train.concurrency,
+        memory=memory,
       )
     finally:
       envs.close()

@@ -7,6 +7,7 @@ timing.jsonl      one record an update, seconds and clock
 eval.jsonl        one record an evaluation
 rollouts/         000012.jsonl: the trials of update 12, one a line
 checkpoints/      one folder a step
+memory/           what a method with a memory remembers (python -m memrl_jax.memory list runs/X/memory)
 tensorboard/      a view of metrics.jsonl and timing.jsonl, rebuilt from them on resume
 report.html       a page to read, made from the files above
 """
@@ -59,6 +60,7 @@ class RunFolder:
     self.eval = self.path / "eval.jsonl"
     self.rollouts = self.path / "rollouts"
     self.checkpoints = self.path / "checkpoints"
+    self.memory = self.path / "memory"
     self.tensorboard = self.path / "tensorboard"
     self.report = self.path / "report.html"
     self.resumed = False

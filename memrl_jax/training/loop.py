@@ -6,6 +6,7 @@ killed and resumed from a checkpoint repeats the lost updates exactly.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import shutil
@@ -22,13 +23,13 @@ from memrl_jax.envs import pool
 from memrl_jax.models import lora, tiny, weights
 from memrl_jax.rollout import collect, credit, pack, policies
 from memrl_jax.sampling import engine, remote
-from memrl_jax.training import checkpoint, evaluate, folder, guard, mesh, metrics, report
+from memrl_jax.training import checkpoint, evaluate, folder, guard, memories, mesh, metrics, report
 from memrl_jax.training import settings as settings_lib
 from memrl_jax.training import step as steps
 from memrl_jax.training.settings import Settings
 from memrl_jax.types import Trial
 
-TRAIN, EVALUATE, SHUFFLE = 0, 1, 2  # streams of randomness under the run's seed
+TRAIN, EVALUATE, SHUFFLE, MODE = 0, 1, 2, 3  # streams of randomness under the run's seed
 
 
 def plan(settings: Settings, update: int) -> list[Trial]:
@@ -38,7 +39,7 @@ def plan(settings: Settings, update: int) -> list[Trial]:
     np.arange(*env_base.TRAIN_SEEDS), size=settings.train.groups, replace=False
   ).tolist()
   return [
-    Trial(settings.env.name, seed, group, index)
+    Trial(settings.env.name, seed, group, index, update=update)
     for group, seed in enumerate(seeds)
     for index in range(settings.train.group_size)
   ]
@@ -47,10 +48,16 @@ def plan(settings: Settings, update: int) -> list[Trial]:
 class Run:
   """All parts of one run, built from its settings: model, sampler, environments, method, trainer.
 
-  `client` is the server that samples, where that is not the engine of this process.
+  `client` is the server that samples, where that is not the engine of this process; `memory` the folder
+  of what the method remembers (None: it remembers in this process only).
   """
 
-  def __init__(self, settings: Settings, client: remote.Client | None = None):
+  def __init__(
+    self,
+    settings: Settings,
+    client: remote.Client | None = None,
+    memory: pathlib.Path | None = None,
+  ):
     self.settings, self.client = settings, client
     self._pushed: Any = None  # the params that the server has
     self.mesh = mesh.make(settings.mesh)
@@ -62,7 +69,11 @@ class Run:
     self.family = env_base.family(settings.env.name)
     self.prompts = self.family.prompts(settings.env.options)
     self.horizon = evaluate.horizon(self.family, settings.env.options)
-    self.method = methods.make(settings.method, settings.credit, self._credit_shape())
+    remembered = None
+    if settings.method_name in methods.REMEMBERING:
+      self.embedder = memories.embedder(settings, self.cfg, self.initial, self.chat)
+      remembered = memories.remembered(settings, self.embedder, memory)
+    self.method = methods.make(settings.method, settings.credit, self._credit_shape(), remembered)
     self.engine = engine.Engine(self.cfg, self.initial, settings.engine)
     self.evaluator = evaluate.Evaluator(settings, self.method.arms)
     total = settings.train.updates * settings.train.minibatches
@@ -131,8 +142,10 @@ class Run:
     settings = self.settings
     self.sync()
     policy = self.policy(settings.sampling)
+    trials = plan(settings, update)
+    self.method.plan(trials, np.random.default_rng([settings.seed, MODE, update]))
     return collect.collect(
-      plan(settings, update),
+      trials,
       self.method.trial,
       lambda trial, request: policy,
       envs,
@@ -140,7 +153,13 @@ class Run:
       horizon=self.horizon,
       seed=(settings.seed, TRAIN, update),
       concurrency=settings.train.concurrency,
+      memory=self.tips,
     )
+
+  @property
+  def tips(self) -> collect.Memory | None:
+    """What trials may read."""
+    return None if self.method.memory is None else self.method.memory.tips
 
   def learn(self, update: int, trials: Sequence[Trial]) -> dict[str, float]:
     """Credit and optimiser steps; returns metrics. Changes `state`."""
@@ -150,6 +169,9 @@ class Run:
     numbers = self.method.credit(trials)
     usable = [turn for trial in trials if trial.void is None for turn in trial.turns]
     rows = pack.trainable(usable)
+    for turn in rows:
+      if turn.plain is not None:
+        turn.plain_ids = self.chat.encode(turn.plain)
     numbers["rollout/rows"] = len(rows)
     rng = np.random.default_rng([settings.seed, SHUFFLE, update])
     packed = [
@@ -158,8 +180,7 @@ class Run:
     ]
     parts = [one.batches for one in packed]
     params = self.state.params["policy"]
-    recompute = settings.loss.old_logps == "trainer"
-    old = [self.trainer.score(params, part) if recompute else None for part in parts]
+    old = [self.trainer.old(params, part) for part in parts]
     ref = [
       self.trainer.score(self.start, part) if settings.loss.kl_coef else None for part in parts
     ]
@@ -174,6 +195,9 @@ class Run:
       # Before the first optimiser step both sides hold the same weights: the true difference.
       for name in ("train/logp_gap", "train/logp_gap_max"):
         numbers[name] = float(history[0][name])
+      if not numbers.get("train/off_policy", 1.0):  # nothing to say about rows that are not there
+        for name in ("train/ratio_off", "train/clipped_off"):
+          del numbers[name]
       numbers["train/finite"] = float(min(h["train/finite"] for h in history))
     numbers["train/micro_batches"] = sum(len(part) for part in parts)
     computed, alone = sum(one.tokens for one in packed), sum(map(pack.tokens_alone, rows))
@@ -209,21 +233,33 @@ class Run:
       frozen = engine.Engine(self.cfg, self.initial, self.settings.engine)
       base = policies.LanguagePolicy(frozen, self.chat, sampling, max(self.settings.engine.buckets))
     progress.say(f"evaluating at update {step} on {e.tasks} tasks of {e.panel}/{e.half} ...")
-    record, trials = self.evaluator.run(self.policy(sampling), step=step, label=label, base=base)
+    record, trials = self.evaluator.run(
+      self.policy(sampling), step=step, label=label, base=base, memory=self.tips
+    )
     for line in table(record):
       progress.say(line)
     return record, trials
 
   def save(self, checkpoints: checkpoint.Checkpoints, step: int) -> None:
     host = {"updates": step, "guard": self.guard.counts, "seed": self.settings.seed}
-    checkpoints.save(step, self.state._asdict(), host)
+    extra: dict[str, np.ndarray] = {}
+    if self.method.memory is not None:
+      extra, host["memory"] = self.method.memory.state()
+    checkpoints.save(step, self.state._asdict(), host, extra)
 
-  def load(self, checkpoints: checkpoint.Checkpoints, step: int | None) -> int:
-    """Restores weights, optimiser, guard; returns the number of updates done."""
+  def load(self, checkpoints: checkpoint.Checkpoints, step: int | None, memory: bool = True) -> int:
+    """Restores weights, optimiser, guard and memory; returns the number of updates done."""
     done, arrays, host = checkpoints.restore(step, self.state._asdict())
     self.state = steps.TrainState(**arrays)
     self.guard = guard.Guard(self.settings.guard, host["guard"])
+    if memory and self.method.memory is not None:
+      self.method.memory.load(checkpoints.extra(done), host["memory"])
     return done
+
+  def close(self) -> None:
+    """Lets go of the memory's folder."""
+    if self.method.memory is not None:
+      self.method.memory.tips.close()
 
 
 def rollout_metrics(trials: Sequence[Trial]) -> dict[str, float]:
@@ -277,8 +313,8 @@ def train(
 ) -> str:
   """Runs or continues the run of this folder; returns how it ended ("finished", ...)."""
   train_settings = settings.train
-  run = Run(settings, client)
   with (
+    contextlib.closing(Run(settings, client, run_folder.memory)) as run,
     checkpoint.StopSignal() as stop,
     checkpoint.Checkpoints(
       run_folder.checkpoints, keep=train_settings.keep, keep_every=None
@@ -286,6 +322,8 @@ def train(
     metrics.MetricsLog(run_folder) as log,
   ):
     done = run.load(saved, None) if run_folder.resumed and saved.latest() is not None else 0
+    if not done and run.method.memory is not None:
+      run.method.memory.tips.discard_after(0)  # of updates that no checkpoint has
     log.truncate(done + 1 if done else 0)
     status = "finished"
     with metrics.Progress(train_settings.updates, start=done, quiet=quiet) as progress:
@@ -408,8 +446,9 @@ def _evaluate(run: Run, log: metrics.MetricsLog, step: int, label: str, progress
 
 def evaluate_checkpoint(settings: Settings, run_folder: folder.RunFolder, step: int | None) -> None:
   """--mode=eval: plays the panel with a checkpoint of this folder; adds a record and the report."""
-  run = Run(settings)
   with (
+    memories.copy(run_folder.memory) as memory,  # a checkpoint takes its memory back to its version
+    contextlib.closing(Run(settings, memory=memory)) as run,
     checkpoint.Checkpoints(
       run_folder.checkpoints, keep=settings.train.keep, keep_every=None
     ) as saved,
@@ -433,7 +472,7 @@ def export_checkpoint(
   with checkpoint.Checkpoints(
     run_folder.checkpoints, keep=settings.train.keep, keep_every=None
   ) as saved:
-    done = run.load(saved, step)
+    done = run.load(saved, step, memory=False)
   source, path = settings.model.directory(), run_folder.path / f"export-{done:06d}"
   is_tiny = tiny.is_tiny(source)
   dtype, goes_along = settings.model.dtype, None if is_tiny else source

@@ -18,6 +18,8 @@ from memrl_jax.ops import aggregate, divergence, masks, ratios, surrogates
 
 SURROGATES = ("ppo_clip", "dual_clip", "reinforce", "gspo", "cispo")
 AGGREGATES = ("token_mean", "sequence_mean", "dr_grpo")
+OFF_POLICY = ("none", "with_tips", "without_tips")
+MASK_SCOPES = ("none", "off_policy", "all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,12 @@ class LossConfig:
     before the update, and corrects for the sampler by truncated importance sampling up to `tis_cap`.
   dual_bound: ratio bound for negative advantages (dual clip only).
   value_coef: weight of the critic's squared error (PPO); the critic has its own weights.
+  off_policy: pi_old of rows that were sampled with tips and are trained without: "with_tips" is what
+    sampled them (EMPO2 Table 3), "without_tips" the same weights without tips (its Algorithm 1); "none"
+    where there are no such rows.
+  mask_scope: whose unlikely tokens, below `mask_logp` nats, leave the surrogate but not the count:
+    nobody's, those of "off_policy" rows, or "all". mask_level "turn" is the release's rule instead: a row
+    with such a token under pi_old leaves both.
   """
 
   surrogate: str = "dual_clip"
@@ -41,6 +49,10 @@ class LossConfig:
   old_logps: str = "sampler"
   tis_cap: float = 2.0
   value_coef: float = 0.5
+  off_policy: str = "none"
+  mask_scope: str = "none"
+  mask_level: str = "token"
+  mask_logp: float = -5.0
 
   def __post_init__(self):
     for name, allowed in (
@@ -48,6 +60,9 @@ class LossConfig:
       ("aggregate", AGGREGATES),
       ("kl", ("k1", "k2", "k3")),
       ("old_logps", ("sampler", "trainer")),
+      ("off_policy", OFF_POLICY),
+      ("mask_scope", MASK_SCOPES),
+      ("mask_level", ("token", "turn")),
     ):
       if getattr(self, name) not in allowed:
         raise ValueError(
@@ -64,6 +79,11 @@ class LossConfig:
         f"dual_bound {self.dual_bound} must be above 1 + eps_high = {1 + self.eps_high} "
         "(config.loss.dual_bound)"
       )
+    if self.mask_logp >= 0:
+      raise ValueError(
+        f"mask_logp {self.mask_logp} is a log-prob below which tokens are masked; choose it below 0 "
+        "(config.loss.mask_logp)"
+      )
     if min(self.entropy_coef, self.kl_coef, self.value_coef, self.tis_cap) < 0:
       raise ValueError(
         "entropy_coef, kl_coef, value_coef and tis_cap must not be negative (config.loss)"
@@ -71,7 +91,8 @@ class LossConfig:
 
 
 class Tokens(NamedTuple):
-  """What the loss reads. `old` is pi_old's log-prob, `weight` a constant factor (1 without TIS)."""
+  """What the loss reads. `old` is pi_old's log-prob, `weight` a constant factor (1 without TIS), `off`
+  True where the row was sampled from another prompt."""
 
   logp_BT: jax.Array
   old_BT: jax.Array
@@ -80,6 +101,7 @@ class Tokens(NamedTuple):
   entropy_BT: jax.Array
   mask_BT: jax.Array
   advantage_B: jax.Array
+  off_B: jax.Array
 
 
 def policy_loss(
@@ -89,18 +111,27 @@ def policy_loss(
 
   `max_tokens` is the response budget, Dr. GRPO's constant.
   """
+  tokens, keep_BT, scope_BT = _spare(config, tokens)
   mask_BT = tokens.mask_BT
   advantage_BT = jnp.broadcast_to(tokens.advantage_B[:, None], mask_BT.shape)
   surrogate = _surrogate(config, tokens, advantage_BT)
-  loss_BT = tokens.weight_BT * surrogate.loss_BT
+  loss_BT = tokens.weight_BT * masks.keep(surrogate.loss_BT, keep_BT)
+  on_BT = mask_BT & ~tokens.off_B[:, None]  # elsewhere the ratio is between two prompts
+  ratio_BT = ratios.token_ratio(tokens.logp_BT, tokens.old_BT, mask_BT)
   metrics = {
     "train/clipped": masks.open_sum(surrogate.clipped_BT.astype(jnp.float32), mask_BT),
-    "train/kl_old": masks.open_sum(divergence.k3(tokens.logp_BT, tokens.old_BT, mask_BT), mask_BT),
+    "train/kl_old": masks.open_sum(divergence.k3(tokens.logp_BT, tokens.old_BT, mask_BT), on_BT),
     "train/entropy": masks.open_sum(tokens.entropy_BT, mask_BT),
-    "train/ratio": masks.open_sum(
-      ratios.token_ratio(tokens.logp_BT, tokens.old_BT, mask_BT), mask_BT
-    ),
+    "train/ratio": masks.open_sum(ratio_BT, on_BT),
   }
+  if config.off_policy != "none":
+    off_BT = mask_BT & tokens.off_B[:, None]
+    clipped_BT = surrogate.clipped_BT.astype(jnp.float32)
+    metrics["train/off_policy"] = masks.open_sum(off_BT.astype(jnp.float32), mask_BT)
+    metrics["train/ratio_off"] = masks.open_sum(ratio_BT, off_BT)
+    metrics["train/clipped_off"] = masks.open_sum(clipped_BT, off_BT)
+  if config.mask_scope != "none":
+    metrics["train/masked"] = masks.open_sum((~keep_BT).astype(jnp.float32), scope_BT)
   if config.kl_coef:
     estimator = {"k1": divergence.k1, "k2": divergence.k2, "k3": divergence.k3}[config.kl]
     kl_BT = estimator(tokens.logp_BT, tokens.ref_BT, mask_BT)
@@ -109,6 +140,37 @@ def policy_loss(
   if config.entropy_coef:
     loss_BT = loss_BT - config.entropy_coef * tokens.entropy_BT
   return _aggregate(config, loss_BT, mask_BT, max_tokens), metrics
+
+
+def metric_names(config: LossConfig) -> list[str]:
+  """The metrics of `policy_loss`, whose open sums are carried from micro-batch to micro-batch."""
+  names = ["train/clipped", "train/kl_old", "train/entropy", "train/ratio"]
+  names += ["train/kl_ref"] if config.kl_coef else []
+  if config.off_policy != "none":
+    names += ["train/off_policy", "train/ratio_off", "train/clipped_off"]
+  return names + (["train/masked"] if config.mask_scope != "none" else [])
+
+
+class _Spared(NamedTuple):
+  """The tokens that count, which of them the surrogate may push, and who was looked at."""
+
+  tokens: Tokens
+  keep_BT: jax.Array
+  scope_BT: jax.Array
+
+
+def _spare(config: LossConfig, tokens: Tokens) -> _Spared:
+  """Takes unlikely tokens out of the surrogate, or at level "turn" whole rows out of everything."""
+  mask_BT = tokens.mask_BT
+  if config.mask_scope == "none":
+    return _Spared(tokens, mask_BT, jnp.zeros_like(mask_BT))
+  scope_BT = mask_BT if config.mask_scope == "all" else mask_BT & tokens.off_B[:, None]
+  if config.mask_level == "token":
+    likely_BT = masks.likely(tokens.logp_BT, mask_BT, floor=config.mask_logp)
+    return _Spared(tokens, mask_BT & (likely_BT | ~scope_BT), scope_BT)
+  likely_BT = masks.likely_rows(tokens.old_BT, mask_BT, floor=config.mask_logp)
+  keep_BT = mask_BT & (likely_BT | ~scope_BT)
+  return _Spared(tokens._replace(mask_BT=keep_BT), keep_BT, scope_BT)
 
 
 def _surrogate(config: LossConfig, tokens: Tokens, advantage_BT) -> surrogates.Surrogate:

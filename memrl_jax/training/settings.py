@@ -13,6 +13,7 @@ from typing import Any
 from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import pool
+from memrl_jax.memory import novelty, tips
 from memrl_jax.models import lora, tiny, weights
 from memrl_jax.rollout import credit, pack, policies
 from memrl_jax.sampling import chat, engine, remote
@@ -169,6 +170,61 @@ class EvalSettings:
       )
 
 
+EMBEDDERS = ("hash", "minilm", "policy", "remote")
+
+
+@dataclasses.dataclass(frozen=True)
+class MemorySettings:
+  """What turns texts into vectors for a method with a memory (memory/embed).
+
+  embedder: "hash" (no download; `dimension`), "minilm" (weights in `directory`), "policy" (hidden states
+  of the weights that training starts from), or "remote" (`model` behind `url`).
+  cache: texts whose vectors are kept in memory.
+  """
+
+  embedder: str = "hash"
+  dimension: int = 384
+  directory: str = ""
+  url: str = ""
+  model: str = ""
+  cache: int = 65_536
+
+  def __post_init__(self):
+    if self.embedder not in EMBEDDERS:
+      raise ValueError(
+        f"embedder {self.embedder!r} is not known; choose one of {', '.join(EMBEDDERS)} "
+        "(config.memory.embedder)"
+      )
+    if self.dimension < 2 or self.cache < 1:
+      raise ValueError("dimension must be at least 2 and cache at least 1 (config.memory)")
+    if self.embedder == "minilm" and not self.directory:
+      raise ValueError(
+        "the minilm embedder needs the directory of its weights; name it (config.memory.directory)"
+      )
+    if self.embedder == "remote" and not (self.url and self.model):
+      raise ValueError(
+        "the remote embedder needs an address and a model (config.memory.url, config.memory.model)"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptSettings:
+  """--mode=adapt: a memory is filled in `rounds` rounds while the weights stay as they are.
+
+  A round is `episodes` at each of `tasks` tasks of the panel, of an environment changed by `options`;
+  round 0 has no memory. (EMPO2 section 6.1, which says neither number.)
+  """
+
+  rounds: int = 10
+  tasks: int = 16
+  episodes: int = 8
+  options: tuple[tuple[str, Any], ...] = ()
+
+  def __post_init__(self):
+    if self.rounds < 1 or self.tasks < 1 or self.episodes < 1:
+      raise ValueError("rounds, tasks and episodes must be at least 1 (config.adapt)")
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
   """Everything a run depends on."""
@@ -189,14 +245,19 @@ class Settings:
   optim: step.OptimConfig
   pack: pack.PackConfig
   mesh: mesh.MeshConfig
+  memory: MemorySettings
+  tips: tips.TipConfig
+  novelty: novelty.NoveltyConfig
   train: TrainSettings
   eval: EvalSettings
+  adapt: AdaptSettings
   guard: guard.GuardConfig
 
   def __post_init__(self):
     if self.seed < 0:
       raise ValueError(f"seed {self.seed} is negative; use 0 or more (config.seed)")
     self._check_method()
+    self._check_memory()
     self._check_sizes()
 
   @property
@@ -236,6 +297,28 @@ class Settings:
           "advantage is 0; raise config.train.group_size"
         )
 
+  def _check_memory(self) -> None:
+    """Options of a memory belong to methods that have one: elsewhere they would do nothing."""
+    remembers = self.method_name in methods.REMEMBERING
+    if remembers and self.train.updates and self.loss.off_policy == "none":
+      raise ValueError(
+        f"{self.method_name} trains rows without the tips they were sampled with; say whose log-probs "
+        'divide there, "with_tips" or "without_tips" (config.loss.off_policy)'
+      )
+    if not remembers and self.loss.off_policy != "none":
+      raise ValueError(
+        f"{self.method_name} has no off-policy rows; set config.loss.off_policy to none"
+      )
+    if not remembers and self.novelty != novelty.NoveltyConfig():
+      raise ValueError(
+        f"{self.method_name} pays no novelty reward; leave config.novelty as it is, or use empo2 "
+        "with config.method.p_memory=0"
+      )
+    if self.loss.mask_scope == "off_policy" and self.loss.off_policy == "none":
+      raise ValueError(
+        f"{self.method_name} has no off-policy rows to mask; set config.loss.mask_scope to none or all"
+      )
+
   def _check_sizes(self) -> None:
     tokens = max(self.sampling.play_tokens, self.sampling.reflect_tokens)
     if self.train.updates and tokens > self.pack.response:
@@ -255,7 +338,7 @@ class Settings:
         "config.pack.sequences divisible by config.mesh.data * config.mesh.fsdp"
       )
     family = env_base.family(self.env.name)
-    for _, changes in (*self.eval.harder, ("", self.eval.options)):
+    for _, changes in (*self.eval.harder, ("", self.eval.options), ("", self.adapt.options)):
       changed(self.env.options, dict(changes))
     if "base" in self.eval.swap and self.remote.url:
       raise ValueError(

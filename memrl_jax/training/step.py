@@ -148,6 +148,7 @@ class Trainer:
     self._apply = jax.jit(self._apply_fn, donate_argnums=0)
     self._zeros = jax.jit(self._zeros_fn)
     self._score = jax.jit(meshes.on(mesh, self._score_fn))
+    self._old = jax.jit(meshes.on(mesh, self._old_fn))
     self._values = jax.jit(meshes.on(mesh, self._values_fn))
 
   def init(self, params: Any, critic: Any | None) -> TrainState:
@@ -159,7 +160,7 @@ class Trainer:
 
   def compiled(self) -> int:
     """Programs compiled so far; must not grow after the first update."""
-    jitted = (self._accumulate, self._apply, self._zeros, self._score, self._values)
+    jitted = (self._accumulate, self._apply, self._zeros, self._score, self._old, self._values)
     return sum(function._cache_size() for function in jitted)
 
   def score(self, params: Any, batches: Sequence[TokenBatch]) -> list[jax.Array]:
@@ -168,6 +169,17 @@ class Trainer:
     They stay on the device and nothing waits for them, as in `update`.
     """
     return [self._score(self._base, params, self._place(batch)) for batch in batches]
+
+  def old(self, params: Any, batches: Sequence[TokenBatch]) -> list[jax.Array] | None:
+    """pi_old's log-probs as the loss wants them, before the first optimiser step changes `params`.
+
+    None where they are all as recorded. Rows that were sampled with tips and are trained without
+    have those of the sampler, or those of `params` without tips (`off_policy`).
+    """
+    off = self.loss.off_policy == "without_tips"
+    if self.loss.old_logps == "sampler" and not (off and any(b.off_BS.any() for b in batches)):
+      return None
+    return [self._old(self._base, params, self._place(batch)) for batch in batches]
 
   def values(self, critic: Any, batches: Sequence[TokenBatch]) -> list[np.ndarray]:
     """The critic's estimates [B, S], one array per micro-batch."""
@@ -219,13 +231,19 @@ class Trainer:
   def _score_fn(self, base, params, batch):
     return policy.logprobs(self._join(base, params), self.cfg, batch, entropy=False)[0]
 
+  def _old_fn(self, base, params, batch):
+    fresh_BS = jnp.where(
+      _off(batch), self.loss.off_policy == "without_tips", self.loss.old_logps == "trainer"
+    )
+    fresh_BSK = self._score_fn(base, params, batch)
+    return jnp.where(fresh_BS[..., None], fresh_BSK, batch.behaviour_BSK)
+
   def _values_fn(self, critic, batch):
     return critic_values(critic, self.cfg, batch)
 
   def _zeros_fn(self, params) -> Sums:
     zero = masks.Open(jnp.zeros(()), jnp.zeros(()))
-    names = ["train/clipped", "train/kl_old", "train/entropy", "train/ratio", "train/logp_gap"]
-    names += ["train/kl_ref"] if self.loss.kl_coef else []
+    names = [*objective.metric_names(self.loss), "train/logp_gap"]
     grads = jax.tree.map(jnp.zeros_like, params)
     return self._pinned(Sums(grads, zero, zero, dict.fromkeys(names, zero), jnp.zeros(())))
 
@@ -241,10 +259,12 @@ class Trainer:
 
     mask_RK, logp_RK = rows(batch.mask_BSK), rows(logp_BSK)
     behaviour_RK, old_RK = rows(batch.behaviour_BSK), rows(old_BSK)
+    off_R = _off(batch).reshape(B * S)
+    on_RK = mask_RK & ~off_R[:, None]  # what the sampler and the trainer read alike
     weight_RK = jnp.ones_like(logp_RK)
     if self.loss.old_logps == "trainer":
       weight_RK = ratios.truncated_importance_weight(
-        old_RK, behaviour_RK, mask_RK, cap=self.loss.tis_cap
+        old_RK, behaviour_RK, on_RK, cap=self.loss.tis_cap
       )
     tokens = objective.Tokens(
       logp_RK,
@@ -254,10 +274,11 @@ class Trainer:
       rows(entropy_BSK),
       mask_RK,
       batch.advantage_BS.reshape(B * S),
+      off_R,
     )
     loss, metrics = objective.policy_loss(self.loss, tokens, max_tokens=self._max_tokens)
-    gap_RK = jnp.abs(masks.keep(logp_RK, mask_RK) - masks.keep(behaviour_RK, mask_RK))
-    metrics["train/logp_gap"] = masks.open_sum(gap_RK, mask_RK)
+    gap_RK = jnp.abs(masks.keep(logp_RK, on_RK) - masks.keep(behaviour_RK, on_RK))
+    metrics["train/logp_gap"] = masks.open_sum(gap_RK, on_RK)
     value = masks.Open(jnp.zeros(()), jnp.zeros(()))
     if "critic" in params:
       value_R = critic_values(params["critic"], self.cfg, batch, remat=self._remat).reshape(B * S)
@@ -306,6 +327,13 @@ class Trainer:
         "train/critic_grad_norm": norms["critic"],
       }
     return kept, metrics
+
+
+def _off(batch: TokenBatch) -> jax.Array:
+  """Which rows were sampled from another prompt, bool [B, S]."""
+  if batch.off_BS is None:
+    return jnp.zeros_like(batch.advantage_BS, bool)
+  return batch.off_BS
 
 
 def _closed(sums: Sums) -> dict[str, Any]:

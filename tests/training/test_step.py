@@ -180,6 +180,7 @@ def test_prompt_environment_and_padding_logits_have_exactly_zero_gradient(params
       entropy,
       batch.mask_BSK.reshape(B * S, K),
       batch.advantage_BS.reshape(-1),
+      batch.off_BS.reshape(-1),
     )
     return objective.policy_loss(LOSS, tokens, max_tokens=5)[0].total
 

@@ -1,0 +1,78 @@
+"""The memory of a run: its embedder, its store in the run folder, and what its method makes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from memrl_jax.memory import bank, embed, novelty, tips
+from memrl_jax.methods import base
+from memrl_jax.models import policy
+from memrl_jax.models.config import DecoderConfig
+from memrl_jax.sampling import chat
+from memrl_jax.training.settings import Settings
+
+
+def embedder(
+  settings: Settings, cfg: DecoderConfig, params: Any, text: chat.Chat
+) -> embed.Embedder:
+  """The embedder of config.memory; "policy" reads `params` as they are now, whatever training does."""
+  memory = settings.memory
+  if memory.embedder == "hash":
+    made: embed.Embedder = embed.Hash(memory.dimension)
+  elif memory.embedder == "minilm":
+    made = embed.MiniLM(memory.directory)
+  elif memory.embedder == "remote":
+    made = embed.Remote(memory.url, memory.model)
+  else:
+    hidden = jax.jit(lambda tokens_NT, length_N: _hidden(cfg, params, tokens_NT, length_N))
+    made = embed.Policy(
+      lambda texts: [list(text.reply(one)) for one in texts],
+      hidden,
+      dimension=cfg.dim,
+      label=settings.model.checkpoint,
+      max_tokens=max(settings.engine.buckets),
+    )
+  return embed.Cached(made, memory.cache)
+
+
+def _hidden(cfg: DecoderConfig, params: Any, tokens_NT, length_N) -> jax.Array:
+  place_T = np.arange(tokens_NT.shape[1])
+  segment_NT = (place_T < length_N[:, None]).astype(np.int32)
+  position_NT = np.broadcast_to(place_T, tokens_NT.shape).astype(np.int32)
+  return policy.hidden(params, cfg, tokens_NT, segment_NT, position_NT)
+
+
+def remembered(
+  settings: Settings,
+  embedding: embed.Embedder,
+  folder: pathlib.Path | None,
+  read_only: bool = False,
+) -> base.Remembered:
+  """What a method remembers: the store in `folder` (None: in this process only) and the counts."""
+  memory = bank.Memory.open(
+    folder,
+    embedding,
+    limits=bank.Limits(max_entries=settings.tips.capacity),
+    read_only=read_only,
+  )
+  return base.Remembered(
+    tips.Tips(settings.tips, memory), novelty.Novelty(settings.novelty, embedding)
+  )
+
+
+@contextlib.contextmanager
+def copy(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """A copy of a memory that may be changed, gone afterwards; there need not be one."""
+  with tempfile.TemporaryDirectory() as temporary:
+    place = pathlib.Path(temporary) / "memory"
+    if folder.is_dir():
+      shutil.copytree(folder, place)
+    yield place
