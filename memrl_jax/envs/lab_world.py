@@ -223,7 +223,17 @@ class World:
     if action not in self.admissible():
       return "bad"
     verb, thing = action.split()
-    note = getattr(self, f"_{verb}")(thing)
+    acts = {
+      "go": self._go,
+      "open": self._open,
+      "take": self._take,
+      "unlock": self._unlock,
+      "use": self._use,
+      "enter": self._enter,
+      "read": self._read,
+      "focus": self._focus,
+    }
+    note = acts[verb](thing)
     if self.report_here():
       self.reached.add("found")
     return note
