@@ -158,6 +158,7 @@ def test_prices_and_limits_are_draws_that_never_move():
   counts = collections.Counter(data.limit(goal, 12.99, 0) for goal in drawn)
   assert {limit: round(6 * n / 1200) for limit, n in counts.items()} == {30.0: 1, 40.0: 2, 50.0: 3}
   assert {data.limit(goal, 20.0, 0) for goal in drawn} == {40.0, 50.0, 60.0}  # 20 is not above 20
+  assert any(data.limit(goal, 20.0, 0) != data.limit(goal, 20.0, 1) for goal in drawn[:20])
   assert data.limit(drawn[0], 975.0, 0) == 990.0  # of 980 and 990
   assert data.limit(drawn[0], 985.0, 0) == data.NO_LIMIT  # one is not enough
   assert data.instruction(drawn[0], 30.0) == "boots 0, and price lower than 30.00 dollars"
@@ -242,12 +243,13 @@ def test_splits_of_the_release_are_its_shuffle():
 
 
 def test_search_is_bm25_with_lucenes_constants_and_ties_in_order():
-  # Three texts of 2, 2 and 3 words; "boots" is in two: idf = ln(1 + (3 - 2 + .5) / (2 + .5)) = ln 1.6. A word that
-  # occurs once in a text of length l weighs 1 / (1 + .9 * (.6 + .4 * l / (7/3))): the shorter text wins.
-  index = search.build(["The red boots", "green hat", "boots for a snow day", "hat green"])
-  assert index.search("BOOTS and the") == [0, 2]
+  # Without stop words: boots snow day, green hat, red boots, hat green. A word that occurs once in a text of l words
+  # weighs 1 / (1 + .9 * (.6 + .4 * l / 2.25)) of its idf, so the shorter text wins.
+  index = search.build(["Boots for a snow day", "green hat", "the red boots", "hat green"])
+  assert index.search("BOOTS and the") == [2, 0]
   assert index.search("hat") == [1, 3]  # equal scores
   assert index.search("the and") == index.search("unknown") == []
+  assert search.build(["hat"] * 70).search("hat") == list(range(50))
 
 
 def test_generated_shops_are_large_typed_and_repeatable():
