@@ -80,7 +80,7 @@ class Ann:
 
   def __init__(self, index: faiss.IndexIVF, kind: str, built_at: int):
     self.index, self.kind = index, kind
-    self.built_at = self.checked_at = built_at
+    self.built_at = built_at
     self.uneven = 1.0  # imbalance when it was built
 
   @classmethod
@@ -112,10 +112,14 @@ class Ann:
     finally:
       faiss.omp_set_num_threads(threads)
 
+  def __len__(self) -> int:
+    return self.index.ntotal
+
   def add(self, ids: np.ndarray, vectors_ND: np.ndarray) -> None:
     self.index.add_with_ids(vectors_ND, ids)
 
   def remove(self, ids: np.ndarray) -> None:
+    """Removes those that are here."""
     self.index.remove_ids(ids)
 
   def imbalance(self) -> float:
@@ -150,13 +154,13 @@ class Ann:
 
   def state(self) -> dict[str, Any]:
     """What `load` needs beside the bytes."""
-    return {name: getattr(self, name) for name in ("kind", "built_at", "checked_at", "uneven")}
+    return {name: getattr(self, name) for name in ("kind", "built_at", "uneven")}
 
   @classmethod
   def load(cls, data: np.ndarray, state: dict[str, Any]) -> Ann:
     """What `dump` and `state` gave. FAISS does not see a flipped byte: check a digest first."""
     made = cls(faiss.deserialize_index(data), state["kind"], state["built_at"])
-    made.checked_at, made.uneven = state["checked_at"], state["uneven"]
+    made.uneven = state["uneven"]
     return made
 
 

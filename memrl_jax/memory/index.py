@@ -2,7 +2,8 @@
 
 An index is a cache of the store. `Vectors` holds every vector in one growing array, searched with
 FAISS's exact kernel where the array lies; `ann.Ann` is an inverted file beside it, asked for
-candidates only. A similarity is always computed from the stored vector in one way,
+candidates only. Entries that came after it was built are scanned until they are a tenth of it; then
+they go into it, if it finds them. A similarity is always computed from the stored vector in one way,
 
     similarity = float32( sum_d float64(query_d) * float64(vector_d) )
 
@@ -27,6 +28,7 @@ from memrl_jax.memory import ann as ann_lib
 
 NEAR = 0.95  # cosine above which two entries say the same
 _SPARE = 8  # candidates beyond k: nearly always enough to see that the k-th is certain
+_FRESH = 0.1  # share of the inverted file that is scanned beside it
 _SLACK = 2e-5  # float32 inner products of unit vectors are this exact, in any order of summation
 _CHUNK = 4096  # rows turned into float64 at a time
 
@@ -42,9 +44,13 @@ class Vectors:
   """Vectors with ids, in no order: a removed row is filled with one from the end."""
 
   def __init__(self, dimension: int, mapped_above: int):
+    """Above `mapped_above` rows the array is in an unnamed file, which the system may page out."""
     self.dimension, self.size, self._mapped_above = dimension, 0, mapped_above
     self.rows: dict[int, int] = {}
     self._ids, self._matrix = np.empty(0, np.int64), np.empty((0, dimension), np.float32)
+
+  def __len__(self) -> int:
+    return self.size
 
   @property
   def ids_N(self) -> np.ndarray:
@@ -63,7 +69,7 @@ class Vectors:
     self.size = end
 
   def remove(self, ids: np.ndarray) -> None:
-    gone = np.sort([self.rows.pop(number) for number in ids.tolist()])
+    gone = np.sort(np.array([self.rows.pop(number) for number in ids.tolist()], np.int64))
     end = self.size - len(gone)
     holes = gone[gone < end]
     movers = np.setdiff1d(np.arange(end, self.size), gone, assume_unique=True)
@@ -72,7 +78,6 @@ class Vectors:
     self.size = end
 
   def _reserve(self, rows: int) -> None:
-    """Room for more. Above the policy's size it is in an unnamed file, which the system may page."""
     shape = (rows, self.dimension)
     if rows > self._mapped_above:
       with tempfile.TemporaryFile(prefix="memrl_vectors_") as file:
@@ -127,7 +132,8 @@ class Index:
     self.ann: ann_lib.Ann | None = None
     self.exact_seconds: collections.deque[float] = collections.deque(maxlen=256)  # a query each
     self.recent: collections.deque[np.ndarray] = collections.deque(maxlen=policy.samples)
-    self._journal: list[tuple[np.ndarray, np.ndarray | None]] | None = None  # while one is built
+    self.fresh = Vectors(dimension, policy.mapped_above)  # what the inverted file has not
+    self._since: set[int] | None = None  # ids that changed while an inverted file is built
     self._refused_at = 0  # size at which an inverted file was built and missed the recall
 
   def __len__(self) -> int:
@@ -152,12 +158,12 @@ class Index:
       raise ValueError("an id was given twice in one call; add each entry once")
     self.remove([number for number in ids.tolist() if number in self.vectors.rows])
     self.vectors.add(ids, vectors_ND)
+    if self._since is not None:
+      self._since.update(ids.tolist())
     if self.ann is not None:
-      self.ann.add(ids, vectors_ND)
-    if self._journal is not None:
-      self._journal.append((ids, vectors_ND))
-    if self.ann is not None and self._stale():
-      self.ann = None  # exact until a new one is ready
+      self.fresh.add(ids, vectors_ND)
+      if len(self.fresh) > _FRESH * len(self.ann):
+        self._fold()
 
   def remove(self, ids: Sequence[int]) -> None:
     """Removes those that are here; the others are nobody's loss."""
@@ -165,10 +171,12 @@ class Index:
     if not len(ids):
       return
     self.vectors.remove(ids)
+    if self._since is not None:
+      self._since.update(ids.tolist())
     if self.ann is not None:
-      self.ann.remove(ids)
-    if self._journal is not None:
-      self._journal.append((ids, None))
+      fresh = np.array([number in self.fresh.rows for number in ids.tolist()])
+      self.fresh.remove(ids[fresh])
+      self.ann.remove(ids[~fresh])
 
   def search_batch(
     self, queries_QD: np.ndarray, k: int | None, min_similarity: float | None = None
@@ -199,14 +207,17 @@ class Index:
     return [Found(best.ids[k], best.similarity[k]) for best, k in zip(found, keep, strict=True)]
 
   def _nearest(self, queries_QD: np.ndarray, k: int) -> list[Found]:
-    """Candidates of the inverted file, scored exactly; too few of them, and the scan is asked."""
+    """Candidates of the inverted file and the fresh ones, scored; too few, and all are scanned."""
+    fresh = self.fresh.nearest(queries_QD, k)
     found = []
-    for query_D, ids in zip(queries_QD, self.ann.candidates(queries_QD, k), strict=True):
-      rows = np.array([self.vectors.rows[number] for number in ids.tolist() if number >= 0], "i8")
-      if len(rows) < min(k, len(self)):
+    for query_D, old, new in zip(
+      queries_QD, self.ann.candidates(queries_QD, k), fresh, strict=True
+    ):
+      ids = [number for number in old.tolist() if number >= 0] + new.ids.tolist()
+      if len(ids) < min(k, len(self)):
         found += self.vectors.nearest(query_D[None], k)
       else:
-        best = self.vectors.ranked(query_D, rows)
+        best = self.vectors.ranked(query_D, np.array([self.vectors.rows[n] for n in ids], np.int64))
         found.append(Found(best.ids[:k], best.similarity[:k]))
     return found
 
@@ -214,7 +225,7 @@ class Index:
 
   def due(self) -> str | None:
     """The kind of inverted file that should be built now, if any."""
-    if self.ann is not None or self._journal is not None:
+    if self.ann is not None or self._since is not None:
       return None
     if len(self) < self.policy.growth * self._refused_at:
       return None  # was tried at about this size, in vain
@@ -222,36 +233,42 @@ class Index:
 
   def begin(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Copies (ids, vectors, last queries) to build from; from here on changes are noted for `swap`."""
-    self._journal = []
+    self._since = set()
     queries_QD = np.array(self.recent.copy(), np.float32).reshape(-1, self.vectors.dimension)
     return self.vectors.ids_N.copy(), np.array(self.vectors.matrix_ND), queries_QD
 
   def swap(self, built: ann_lib.Ann | None) -> bool:
-    """Puts an inverted file that was verified in place, after what changed meanwhile; None: none was."""
-    journal, self._journal = self._journal or [], None
+    """Puts an inverted file that was verified in place, less what changed since `begin`; None: none."""
+    since, self._since = self._since, None
     if built is None:
       self._refused_at = len(self)
       return False
-    for ids, vectors_ND in journal:
-      if vectors_ND is None:
-        built.remove(ids)
-      else:
-        built.add(ids, vectors_ND)
-    self.ann, self._refused_at = built, 0
-    self.exact_seconds.clear()
+    built.remove(np.array(sorted(since), np.int64))
+    self.restore(built, [number for number in sorted(since) if number in self.vectors.rows])
     return True
 
-  def _stale(self) -> bool:
-    """Grown or lopsided, or the newest are found badly; looked at after every tenth of growth."""
-    built = self.ann
-    if len(self) < 1.1 * built.checked_at:
-      return False
-    built.checked_at = len(self)
-    return (
+  def restore(self, built: ann_lib.Ann, fresh: Sequence[int]) -> None:
+    """Takes an inverted file that holds all but the fresh entries."""
+    self.ann, self._refused_at = built, 0
+    self._fresh_from(fresh)
+    self.exact_seconds.clear()
+
+  def _fresh_from(self, ids: Sequence[int]) -> None:
+    self.fresh = Vectors(self.vectors.dimension, self.policy.mapped_above)
+    rows = [self.vectors.rows[number] for number in ids]
+    self.fresh.add(np.array(ids, np.int64), self.vectors.matrix_ND[rows])
+
+  def _fold(self) -> None:
+    """The fresh entries into the inverted file; an end of it where it is lopsided or finds them badly."""
+    built, queries_QD = self.ann, self.fresh.matrix_ND[-32:].copy()
+    built.add(self.fresh.ids_N, self.fresh.matrix_ND)
+    self._fresh_from([])
+    if (
       len(self) > self.policy.growth * built.built_at
       or built.imbalance() > max(self.policy.imbalance, 1.5 * built.uneven)
-      or self.recall(self.vectors.matrix_ND[-64:]) < self.policy.recall  # the newest
-    )
+      or self.recall(queries_QD) < self.policy.recall
+    ):
+      self.ann = None  # exact until a new one is ready
 
   def recall(self, queries_QD: np.ndarray, k: int = 10) -> float:
     """Share of the exact k best that the inverted file finds; 1 without one."""

@@ -19,21 +19,27 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from memrl_jax.memory import ann
+from memrl_jax.memory import ann, index
 
 NAME = "index.cache"
 
 
-def save(folder: pathlib.Path, built: Mapping[str, ann.Ann], version: int, mark: str) -> None:
+def save(folder: pathlib.Path, indices: Mapping[str, index.Index], version: int, mark: str) -> None:
   """Writes the file anew and whole, or takes it away where there is nothing to keep."""
   path = folder / NAME
+  built = {tenant: mine for tenant, mine in indices.items() if mine.ann is not None}
   if not built:
     path.unlink(missing_ok=True)
     return
-  parts = {tenant: made.dump() for tenant, made in built.items()}
+  parts = {tenant: mine.ann.dump() for tenant, mine in built.items()}
   table = [
-    {"tenant": tenant, "bytes": len(parts[tenant]), **made.state()}
-    for tenant, made in built.items()
+    {
+      "tenant": tenant,
+      "bytes": len(parts[tenant]),
+      "fresh": mine.fresh.ids_N.tolist(),
+      **mine.ann.state(),
+    }
+    for tenant, mine in built.items()
   ]
   head = json.dumps({"version": version, "fingerprint": mark, "parts": table}).encode() + b"\n"
   total = hashlib.sha256(head)
@@ -62,19 +68,19 @@ def problem(folder: pathlib.Path) -> str | None:
   return None
 
 
-def load(folder: pathlib.Path, version: int, mark: str) -> dict[str, ann.Ann]:
-  """The inverted files by tenant; none where the file is damaged or of another state of the store."""
+def load(folder: pathlib.Path, indices: Mapping[str, index.Index], version: int, mark: str) -> None:
+  """Gives each index its inverted file; none where the file is damaged or of another state."""
   path = folder / NAME
   if not path.exists() or problem(folder):
-    return {}
+    return
   data = path.read_bytes()
   end = data.index(b"\n", 65) + 1
   head = json.loads(data[65:end])
   if (head["version"], head["fingerprint"]) != (version, mark):
-    return {}
-  built = {}
+    return
   for part in head["parts"]:
-    part_bytes = np.frombuffer(data, np.uint8, part["bytes"], end)
-    built[part["tenant"]] = ann.Ann.load(part_bytes, part)
+    built = ann.Ann.load(np.frombuffer(data, np.uint8, part["bytes"], end), part)
     end += part["bytes"]
-  return built
+    mine = indices[part["tenant"]]
+    if len(built) + len(part["fresh"]) == len(mine):
+      mine.restore(built, part["fresh"])

@@ -65,9 +65,8 @@ class Mirror:
       mine = tenants[name] = Tenant(index.Index(width, self.policy))
       mine.index.add([entry.id for entry in entries], _vectors(entries, width))
       mine.entries = {entry.id: light(entry) for entry in entries}
-    for name, built in index_file.load(self._store.path, version, mark).items():
-      if name in tenants and built.index.ntotal == len(tenants[name].index):
-        tenants[name].index.ann = built
+    indices = {name: mine.index for name, mine in tenants.items()}
+    index_file.load(self._store.path, indices, version, mark)
     with self._gate.writing():
       self.tenants, self.version, self.embedder, self._mark = tenants, version, embedder, mark
 
@@ -208,9 +207,9 @@ class Mirror:
   def save(self) -> None:
     """The inverted files into their file beside the store."""
     with self._moving:
-      built = {name: mine.index.ann for name, mine in self.tenants.items() if mine.index.ann}
+      indices = {name: mine.index for name, mine in self.tenants.items()}
       mark = self._store.fingerprint(self.version)
-      index_file.save(self._store.path, built, self.version, mark)
+      index_file.save(self._store.path, indices, self.version, mark)
 
 
 def by_tenant(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
@@ -232,7 +231,7 @@ def _vectors(entries: Sequence[Entry], width: int) -> np.ndarray:
 def _equal(mine: Tenant | None, truth: Sequence[Entry]) -> bool:
   if mine is None or not truth:
     return mine is None and not truth
-  vectors, built = mine.index.vectors, mine.index.ann
+  vectors, built, fresh = mine.index.vectors, mine.index.ann, mine.index.fresh
   return (
     mine.entries == {entry.id: light(entry) for entry in truth}
     and vectors.rows.keys() == mine.entries.keys()
@@ -240,7 +239,7 @@ def _equal(mine: Tenant | None, truth: Sequence[Entry]) -> bool:
       vectors.matrix_ND[vectors.rows[entry.id]].astype("<f4").tobytes() == entry.vector
       for entry in truth
     )
-    and (built is None or built.index.ntotal == len(truth))
+    and (built is None or len(built) + len(fresh) == len(truth))
   )
 
 

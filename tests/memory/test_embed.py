@@ -87,7 +87,7 @@ def test_what_is_cut_is_the_end_and_is_counted_and_warned_about_once():
   embedder = embed.Hash(max_chars=20)
   newest = "you see a red door. "
   with pytest.warns(UserWarning, match="60 characters to 20"):
-    cut = embedder.embed([newest * 3, "short"])
+    cut = embedder.embed([newest + "what was seen earlier, and long ago.... ", "short"])
   with warnings.catch_warnings():
     warnings.simplefilter("error")
     embedder.embed([newest * 2, newest * 3])
