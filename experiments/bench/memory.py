@@ -195,7 +195,7 @@ def main() -> None:
     timed(lambda n: hashed.embed(texts[n : n + 100]), range(0, 2000, 100)),
     per=100,
   )
-  for size in map(int, args.sizes.split(",")):
+  for size in map(int, filter(None, args.sizes.split(","))):
     calls(size, args.searches)
   for kind in ann.KINDS if args.approximate else ():
     approximate(args.approximate, kind)

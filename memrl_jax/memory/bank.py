@@ -8,7 +8,6 @@ returned.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import os
 import tempfile
@@ -24,7 +23,6 @@ from memrl_jax.memory.records import (
   Add,
   Change,
   Commit,
-  Conflict,
   Entry,
   Limits,
   Manifest,
@@ -257,8 +255,8 @@ class Memory:
   def stats(self) -> dict[str, Any]:
     """The store's sizes and totals, and of what is live: indices, near duplicates, milliseconds.
 
-    live_near_duplicate_rate: share of entries (of at most 2,000 a tenant, the newest) that have
-    another one of their tenant within a cosine of .95.
+    live_near_duplicate_rate: share of entries (the newest of a tenant: 2,000, fewer where it has
+    over 10,000) that have another one of their tenant within a cosine of .95.
     """
     self._refresh()
     indices = self._mirror.indices()
@@ -321,10 +319,10 @@ def open_reading(
 def reindex(store: Store, embedder: embed.Embedder, *, batch: int = 1024) -> Commit:
   """Embeds every live entry of a store anew from its key, as one version with the new manifest.
 
-  No lock is held while it embeds; where an entry has changed meanwhile, it starts again.
+  No lock is held while it embeds; where the memory has changed meanwhile, it starts again.
   """
   while True:
-    entries = store.entries(None)
+    version, entries = store.version, store.entries(None)
     ops: list[Op] = []
     for start in range(0, len(entries), batch):
       part = entries[start : start + batch]
@@ -333,9 +331,12 @@ def reindex(store: Store, embedder: embed.Embedder, *, batch: int = 1024) -> Com
         Change(entry.tenant, entry.id, vector=vector_D, expect=entry.version)
         for entry, vector_D in zip(part, vectors_ND, strict=True)
       ]
-    with contextlib.suppress(Conflict):
+    try:
       why = f"reindex with {embedder.name}"
       return store.commit(ops, manifest=_manifest(embedder), why=why)
+    except StoreError:
+      if store.version == version:
+        raise
 
 
 def merge_near_duplicates(entries: Sequence[Entry], *, above: float = index.NEAR) -> list[Op]:

@@ -113,7 +113,7 @@ class Mirror:
       ]
 
   def indices(self) -> dict[str, tuple[str, int, int]]:
-    """By tenant: kind of index, entries looked at (the newest 2,000), those with a near duplicate."""
+    """By tenant: kind of index, newest entries looked at, those with a near duplicate."""
     with self._gate.reading():
       return {
         name: (mine.index.ann.kind if mine.index.ann else "exact", *_near(mine.index.vectors))
@@ -126,7 +126,9 @@ class Mirror:
     """Up to the newest version of the store; the tenants that changed may get a new index."""
     touched: set[str] = set()
     with self._moving:
-      newest = self._store.version
+      newest, made = self._store.version, self._store.manifest
+      if (made.embedder, made.dimension) != (self.embedder.name, self.embedder.dimension):
+        return  # embedded anew; a `load` with the new embedder is on its way
       if newest - self.version > _STEPS:
         self._load(self.embedder)
       while self.version < newest:  # one by one: a diff over several hides what came and went back
@@ -243,9 +245,10 @@ def _equal(mine: Tenant | None, truth: Sequence[Entry]) -> bool:
   )
 
 
-def _near(vectors: index.Vectors, most: int = 2000) -> tuple[int, int]:
+def _near(vectors: index.Vectors) -> tuple[int, int]:
   """How many of the newest are looked at; how many of them have another within `index.NEAR`."""
-  rows_ND = vectors.matrix_ND[-most:]
+  most = min(2000, 20_000_000 // max(1, len(vectors)))  # half a second at any size
+  rows_ND = vectors.matrix_ND[-max(50, most) :]
   if len(rows_ND) < 2:
     return len(rows_ND), 0
   found = vectors.nearest(rows_ND, 2)

@@ -172,6 +172,30 @@ def test_a_write_that_was_embedded_before_a_reindex_is_refused():
     assert memory.verify() == [] and len(memory.entries("a")) == 1
 
 
+def test_a_reindex_starts_again_where_the_memory_has_changed_meanwhile():
+  class Busy(embed.Hash):
+    name, calls = "busy", 0
+
+    def embed(self, texts):
+      self.calls += 1
+      if self.calls == 1:
+        memory.add("b", [("blue key", "new")])
+      return super().embed(texts)
+
+  with bank.Memory.open(None, EMBEDDER) as memory:
+    memory.add("a", [("lamp", "t")])
+    memory.reindex(busy := Busy(D + 3))
+    assert memory.embedder is busy and busy.calls == 2
+    assert [hit.entry.text for hit in memory.search("b", ["blue key"], 1)[0]] == ["new"]
+    assert memory.verify() == []
+    other = Busy(D + 4)
+    bank.reindex(memory.store, other)  # the first half of `Memory.reindex` ...
+    memory.remove("a", [1])  # ... another thread before the second ...
+    assert memory.search("a", ["lamp"], 1)[0][0].entry.text == "t"
+    memory._mirror.load(other)
+    assert memory.search("a", ["lamp"], 1) == [[]] and memory.verify() == []
+
+
 def test_the_file_of_inverted_files_is_used_and_a_flipped_byte_is_not(tmp_path, monkeypatch):
   items = [(f"{WORDS[n % 7]} {n}", str(n)) for n in range(300)]
   queries = [f"{WORDS[n % 7]} {n}" for n in range(0, 300, 17)]
