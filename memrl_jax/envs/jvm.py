@@ -6,7 +6,8 @@ of them end with this process, however it ends: the simulator stops when its sta
 The simulator draws from a global generator, numbers objects from a global counter and orders them by
 identity hash codes, so by itself it never shows the same variation twice in the same order. Here every
 load seeds the generator, resets the counter, and hash codes are constant: an episode is a function of
-its task and actions, in any process and after anything else.
+its task and actions, in any process and after anything else. Constant hash codes cost a fifth of the
+simulator's speed (experiments/bench/scienceworld.py); `exact=False` leaves them as they are.
 """
 
 from __future__ import annotations
@@ -18,17 +19,28 @@ import os
 import shutil
 import socket
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 CALL_S = 60.0  # an answer that takes longer will not come; actions take milliseconds
-JAVA = ("-XX:+UseSerialGC", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
+
+
+class Kind(NamedTuple):
+  """What a simulator is started with: the most its heap takes, and whether replays are exact."""
+
+  heap_mb: int = 256
+  exact: bool = True
+
+  def flags(self) -> list[str]:
+    hashes = ["-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2"] if self.exact else []
+    return [f"-Xmx{self.heap_mb}m", "-XX:+UseSerialGC", *hashes]
+
 
 _lock = threading.Lock()
 _idle: list[Jvm] = []
 _lent = 0
 
 
-def borrow(heap_mb: int, most: int) -> Jvm:
+def borrow(kind: Kind, most: int) -> Jvm:
   """A simulator of our own until `give_back` or `discard`.
 
   Raises:
@@ -44,13 +56,15 @@ def borrow(heap_mb: int, most: int) -> Jvm:
         "(config.env.options.jvms)"
       )
     _lent += 1
-    unfit = [jvm for jvm in _idle if jvm.heap_mb != heap_mb or not jvm.alive()]
-    fit = [jvm for jvm in _idle if jvm not in unfit]
-    _idle[:] = fit[:-1]
-  for jvm in unfit:
+    alive = [jvm for jvm in _idle if jvm.alive()]
+    chosen = next((jvm for jvm in alive if jvm.kind == kind), None)
+    kept = [jvm for jvm in alive if jvm is not chosen][: most - _lent]
+    ended = [jvm for jvm in _idle if jvm is not chosen and jvm not in kept]
+    _idle[:] = kept
+  for jvm in ended:
     jvm.kill()
   try:
-    return fit[-1] if fit else Jvm(heap_mb)
+    return chosen or Jvm(kind)
   except BaseException:
     with _lock:
       _lent -= 1
@@ -96,25 +110,25 @@ if hasattr(os, "register_at_fork"):
 class Jvm:
   """One Java process with one simulator. Not for two threads at a time."""
 
-  def __init__(self, heap_mb: int):
+  def __init__(self, kind: Kind):
     gateway, jar = _packages()
     if shutil.which("java") is None:
       raise ImportError(
         "ScienceWorld runs in Java and there is no java on the PATH; apt-get install "
         "openjdk-17-jre-headless"
       )
-    self.heap_mb = heap_mb
+    self.kind = kind
     try:
       port, self._process = gateway.launch_gateway(
         classpath=jar,
         cwd=os.path.dirname(jar),
-        javaopts=[f"-Xmx{heap_mb}m", *JAVA],
+        javaopts=kind.flags(),
         die_on_exit=True,
         return_proc=True,
       )
     except ValueError:  # it said no port
       raise RuntimeError(
-        f"java ended as it started; check that `java -Xmx{heap_mb}m {' '.join(JAVA)} -version` works"
+        f"java ended as it started; check that `java {' '.join(kind.flags())} -version` works"
       ) from None
     try:
       self._connect(gateway, port)

@@ -41,7 +41,7 @@ class ScienceWorld(base.Seeded):
 
   def _begin(self, task: Task) -> base.Observation:
     if self._jvm is None:
-      self._jvm = jvm.borrow(self._options.heap_mb, self._options.jvms)
+      self._jvm = jvm.borrow(_kind(self._options), self._options.jvms)
     with _Careful(self):
       look = self._jvm.load(*task, self._options.simplification_string)
       self._goal = " ".join(self._jvm.server.getTaskDescription().split())
@@ -120,6 +120,10 @@ class ScienceWorld(base.Seeded):
     """Ends the simulator: it died, or what state it is in nobody knows. The next reset takes another."""
     lent, self._jvm, self._done = self._jvm, None, True
     jvm.discard(lent)
+
+
+def _kind(options: Options) -> jvm.Kind:
+  return jvm.Kind(options.heap_mb, options.exact)
 
 
 class _Careful:
@@ -245,16 +249,16 @@ class Gold(_Player):
   def choose(self, view: base.View) -> str:
     name, variation = view.current.initial.task.split("/")
     options, turn = self._options, len(view.current.steps)
-    path = gold(name, int(variation), options.simplification_string, options.heap_mb, options.jvms)
+    path = gold(name, int(variation), options.simplification_string, _kind(options), options.jvms)
     return path[turn] if turn < len(path) else "wait1"
 
 
 @functools.lru_cache(maxsize=256)
 def gold(
-  name: str, variation: int, simplifications: str, heap_mb: int, most: int
+  name: str, variation: int, simplifications: str, kind: jvm.Kind, most: int
 ) -> tuple[str, ...]:
   """The simulator's solution of a variation; it plays one first, which takes up to half a minute."""
-  lent = jvm.borrow(heap_mb, most)
+  lent = jvm.borrow(kind, most)
   try:
     lent.load(name, variation, simplifications, gold=True)
     path = tuple(lent.server.getGoldActionSequence())

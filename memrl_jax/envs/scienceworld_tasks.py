@@ -136,6 +136,8 @@ class Options:
   release does; every replacement is noted in its step. admissible: list what is admissible in every
   observation, for scripted players and re-scoring; it costs some 30 ms a turn and is never in a prompt.
   examples: a text file with worked examples for the first message; the same for every arm.
+  exact: the same actions give the same episode, letter by letter, as retries, groups and crash recovery
+  assume; False is a fifth faster, and object order and small temperature differences vary then.
   heap_mb: the most that one simulator's Java heap takes (its process takes about 100 MB more).
   jvms: the most simulators of one process; more trials alive than this are refused.
   """
@@ -150,6 +152,7 @@ class Options:
   admissible: bool = False
   style: str = "chat"
   examples: str = ""
+  exact: bool = True
   heap_mb: int = 256
   jvms: int = 16
 
