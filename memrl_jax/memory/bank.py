@@ -186,8 +186,7 @@ class Memory:
     why: str = "",
   ) -> Commit:
     """`Store.commit`, with vectors for the keys that come without one."""
-    embedder = self.embedder
-    ops = _embedded(list(ops), embedder)
+    ops, made = _embedded(list(ops), self.embedder)
     return self._then(
       lambda: self.store.commit(
         ops,
@@ -195,7 +194,7 @@ class Memory:
         outcomes=outcomes,
         once=once,
         near_duplicates=near_duplicates,
-        manifest=_manifest(embedder),  # refuses vectors that a `reindex` has overtaken
+        manifest=made,  # refuses vectors that a `reindex` has overtaken
         why=why,
       )
     )
@@ -368,14 +367,15 @@ def _manifest(embedder: embed.Embedder) -> Manifest:
   return Manifest(embedder.name, embedder.dimension, normalised=True)
 
 
-def _embedded(ops: list[Op], embedder: embed.Embedder) -> list[Op]:
-  """The operations, with vectors for the keys that have none."""
+def _embedded(ops: list[Op], embedder: embed.Embedder) -> tuple[list[Op], Manifest | None]:
+  """The operations, with vectors for the keys that have none; what made those, if any."""
   bare = [n for n, op in enumerate(ops) if _bare(op)]
-  if bare:
-    vectors_ND = embedder.embed([ops[n].key for n in bare])
-    for n, vector_D in zip(bare, vectors_ND, strict=True):
-      ops[n] = dataclasses.replace(ops[n], vector=vector_D)
-  return ops
+  if not bare:
+    return ops, None
+  vectors_ND = embedder.embed([ops[n].key for n in bare])
+  for n, vector_D in zip(bare, vectors_ND, strict=True):
+    ops[n] = dataclasses.replace(ops[n], vector=vector_D)
+  return ops, _manifest(embedder)
 
 
 def _bare(op: Op) -> bool:

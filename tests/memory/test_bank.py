@@ -9,10 +9,14 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from memrl_jax.memory import ann, bank, embed, gate
 from memrl_jax.memory.records import Add, Change, Read, Remove, StoreError, Where
 from memrl_jax.memory.store import Store
+from tests.models import test_encoder
+
+folder = test_encoder.folder  # a fixture: the directory of a tiny BERT
 
 D = 16
 WORDS = ["red key", "blue key", "open door", "closed door", "red door", "lamp", "old lamp"]
@@ -170,6 +174,23 @@ def test_a_write_that_was_embedded_before_a_reindex_is_refused():
     with pytest.raises(StoreError, match="embed"):
       memory.add("a", [("late", "u")])
     assert memory.verify() == [] and len(memory.entries("a")) == 1
+
+
+def test_a_memory_of_the_sentence_encoder_is_searched_with_its_own_weights(tmp_path, folder):
+  with bank.Memory.open(tmp_path / "m", embed.MiniLM(folder, batches=(4,))) as memory:
+    memory.add("a", [("push box", "1"), ("red door", "2"), ("open key", "3")])
+    with pytest.warns(UserWarning, match="cut to 12 tokens"):
+      memory.search("a", ["red " * 40], 1)
+    assert memory.stats()["truncated"] == 1 and memory.embedder.name.startswith("minilm:")
+  with pytest.raises(StoreError, match="give the directory of its weights"):
+    bank.open_reading(tmp_path / "m")
+  with bank.open_reading(tmp_path / "m", directory=folder) as memory:
+    [hits] = memory.search("a", ["red door"], 3)
+    assert hits[0].entry.text == "2" and hits[0].similarity == pytest.approx(1, abs=1e-5)
+  other = test_encoder._tensors(seed=1)  # of the same shapes
+  safetensors.numpy.save_file(other, folder / "model.safetensors")
+  with pytest.raises(StoreError, match="reindex"):
+    bank.open_reading(tmp_path / "m", directory=folder)
 
 
 def test_a_reindex_starts_again_where_the_memory_has_changed_meanwhile():
