@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import faiss
 import numpy as np
 import pytest
 
@@ -156,6 +157,20 @@ def test_no_switch_without_size_time_and_recall():
   made = filled(dataclasses.replace(SMALL, kind="ivf_pq", recall=1.0), noise)
   assert not switch(made) and made.ann is None and made.due() is None
   assert_equal(made.search_batch(noise[:1], 10)[0], oracle(dict(enumerate(noise, 1)), noise[0], 10))
+
+
+@pytest.mark.parametrize("kind", ann.KINDS)
+def test_an_inverted_file_is_the_same_bytes_whatever_the_threads(kind):
+  vectors = unit(np.random.default_rng(6), 3000)
+  policy = dataclasses.replace(SMALL, kind=kind, recall=0.5)
+  dumps, threads = [], faiss.omp_get_max_threads()
+  for count in (1, 4, 2):
+    faiss.omp_set_num_threads(count)
+    built = ann.Ann.build(kind, np.arange(1, 3001), vectors, vectors[:0], policy)
+    dumps.append(built.dump().tobytes())
+    assert faiss.omp_get_max_threads() == count
+  faiss.omp_set_num_threads(threads)
+  assert dumps[0] == dumps[1] == dumps[2]
 
 
 def test_vectors_in_a_mapped_file_are_the_same_and_damage_is_refused():
