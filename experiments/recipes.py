@@ -4,8 +4,9 @@
     recipes.darkroom(config, variant)  # the environment: task, sizes, optimiser, panel
     recipes.lamer(config, variant)     # the method: estimator, attempts, trials per task
 
-Where a value comes from: [P] the LaMer paper (2512.16848), [C] its release, [T] measured with the tiny
-model (experiments/README.md), [us] our choice. What is not set here is a default of the engine.
+Where a value comes from: [P] the method's paper (LaMer 2512.16848, EMPO2 2602.23008), [C] its release,
+[T] measured with the tiny model (experiments/README.md), [us] our choice. What is not set here is a
+default of the engine.
 
 Variants: `laptop` (minutes on 2 CPU cores, tiny model), `smoke` (seconds), `paper` (Qwen3-4B), and
 per environment `heldout`, `mines5` or `boxes2`, which are laptop runs of another task.
@@ -98,6 +99,124 @@ def sokoban(config: Config, variant: str) -> None:
     _smoke(config)
 
 
+def lab(config: Config, variant: str) -> None:
+  """The lab: 8 training variations of family key-0, evaluated on 16 others, single attempts."""
+  _check(variant)
+  (_paper if variant == "paper" else _laptop)(config)
+  config.eval.options.split = "heldout"
+  config.eval.arms = ("none",)  # a held-out variation has no tips of its own
+  config.adapt.options.family = "key-5"  # [us]
+  config.adapt.options.split = "heldout"
+  config.tips.content = "tip"  # [us]: tiny models need no more of it
+  config.novelty.threshold = 0.98  # [T]: the hash embedder tells the lab's states apart there
+  if variant != "paper":
+    config.train.updates = 60
+    config.optim.learning_rate = 3e-4
+    config.loss.aggregate = "token_mean"  # [P]
+    config.sampling.play_tokens = 6  # an action is 5 tokens
+    config.tips.top = 4  # [us]
+    config.tips.threshold = 0.3  # [T]: of the hash embedder
+    config.adapt.episodes = 4  # [us]
+    _pack(config, length=192, rows=16, context=96)
+    config.pack.sequences = 24
+  if variant == "smoke":
+    _smoke(config)
+
+
+def scienceworld(config: Config, variant: str) -> None:
+  """ScienceWorld: one task, its first 5 training variations, evaluated on its first 20 of the test split."""
+  _check(variant)
+  _paper(config)
+  config.model.checkpoint = "path/to/Qwen2.5-7B-Instruct"  # [P], a directory of yours
+  config.env.style = "chat"  # [P]: the whole conversation, answers without reasoning
+  config.env.task = "power-component"
+  config.env.variations = 5  # [C]
+  config.eval.options.split = "test"
+  config.eval.options.variations = 20  # [C]
+  config.eval.arms = ("none",)  # [P]
+  config.eval.temperature = 0.4  # [C], with the next two
+  config.eval.top_p = 1.0
+  config.eval.top_k = 0
+  config.eval.tasks = 80  # [C]: 20 variations, 4 repeats
+  config.train.updates = 150  # [?]: figures show 100 to 200
+  config.train.minibatches = 16  # [C] in kind: mini-batches of 16 trials x 8
+  config.sampling.play_tokens = 32  # [P]
+  config.sampling.reflect_tokens = 512  # [C]
+  config.pack.response = 512
+  config.loss.entropy_coef = 0.0  # [C]
+  config.credit.gamma_step = 1.0  # [P]: an undiscounted sum
+  _pack(config, length=4608, rows=32, context=2304)  # 4500 tokens in all [P]
+  config.adapt.options.task = "chemistry-mix-paint-secondary-color"  # [P] Fig. 8
+  config.adapt.options.split = "test"
+  config.adapt.options.variations = 9
+  config.train.concurrency = 32  # [us]: a Java process each
+  if variant != "paper":
+    _tiny_reader(config)
+    config.env.max_calls = 8
+    config.env.jvms = 4
+    config.train.concurrency = 4
+    config.adapt.rounds = 1
+    config.adapt.tasks = 2
+    config.adapt.episodes = 2
+  if variant == "smoke":
+    _smoke(config)
+    config.eval.tasks = 4
+
+
+def webshop(config: Config, variant: str) -> None:
+  """WebShop: the generated shop, or the published one (config.env.data_dir)."""
+  _check(variant)
+  _paper(config)
+  config.model.checkpoint = "path/to/Qwen2.5-7B-Instruct"  # [P], a directory of yours
+  config.env.style = "full"  # [P]: one prompt with the recent history, think and act
+  config.eval.arms = ("none",)  # [P]
+  config.eval.temperature = 0.4  # [C], with the next two
+  config.eval.top_p = 1.0
+  config.eval.top_k = 0
+  config.train.updates = 150
+  config.train.minibatches = 32  # [P] as GiGPO: 64 rows a step
+  config.sampling.play_tokens = 512  # [P]
+  config.sampling.reflect_tokens = 512  # [C]
+  config.pack.response = 512
+  config.loss.entropy_coef = 0.0  # [C]
+  config.loss.kl_coef = 0.01  # [P]
+  config.credit.gamma_step = 0.95  # [P]
+  _pack(config, length=4096, rows=8, context=2048)
+  config.adapt.options.split = "test"
+  if variant != "paper":
+    _tiny_reader(config)
+    config.env.turns = 4
+    config.adapt.rounds = 1
+    config.adapt.tasks = 2
+    config.adapt.episodes = 2
+  if variant == "smoke":
+    _smoke(config)
+
+
+def _tiny_reader(config: Config) -> None:
+  """Sizes for the tiny model of the lab, which cannot play this: it proves that a run goes through."""
+  config.model.checkpoint = "tiny:lab"
+  config.train.updates = 2
+  config.train.groups = 2
+  config.train.minibatches = 2
+  config.sampling.play_tokens = 12
+  config.sampling.reflect_tokens = 24
+  config.env.workers = 2
+  config.env.isolation = "thread"
+  config.eval.tasks = 8
+  config.eval.at_start = False
+  config.guard.min_valid = 0.0  # its actions are those of another world
+  config.loss.old_logps = "sampler"
+  config.optim.learning_rate = 1e-4
+  config.mesh.fsdp = 1
+  config.mesh.tensor = 1
+  config.tips.top = 3
+  _pack(config, length=3072, rows=16, context=1536)
+  config.pack.sequences = 2
+  config.pack.response = 24
+  config.engine.slots = 8
+
+
 def _laptop(config: Config) -> None:
   """The shipped tiny model on two CPU cores."""
   config.train.updates = 40  # [T]
@@ -184,11 +303,43 @@ def lamer(config: Config, variant: str) -> None:
     config.method.memory = "history_and_reflection"
 
 
+# Where EMPO2 plays: single episodes in training and in evaluation, the same for every arm.
+TIP_ENVIRONMENTS = ("lab", "scienceworld", "webshop")
+
+
+def empo2(config: Config, variant: str) -> None:
+  """EMPO2: GRPO's advantage on extrinsic and novelty reward, tips, off-policy updates [P]."""
+  _episodes(config, variant)
+  config.credit.estimator = "grpo"  # [P]
+  config.credit.normalise = "mean_std"  # [P]
+  config.credit.batch_scale = False
+  config.novelty.kind = "prototypes"  # the reading of [P] that never divides by zero
+  config.loss.off_policy = "with_tips"  # [P] Table 3, [C]; its Algorithm 1 says without_tips
+  config.loss.mask_scope = "off_policy"  # [P]; the release has it switched off
+
+
+def _episodes(config: Config, variant: str) -> None:
+  """What EMPO2 and what it is compared with share where it plays."""
+  config.train.group_size = 2 if variant == "smoke" else 8  # [P]
+  config.credit.invalid_penalty = 0.0  # [C]
+  config.loss.eps_low = 0.2  # [P], with the next two
+  config.loss.eps_high = 0.3
+  config.loss.dual_bound = 10.0
+  if "eval_attempts" in config.method:
+    config.method.eval_attempts = 1
+  if config.env.name == "lab":
+    config.credit.gamma_step = 1.0  # as ScienceWorld
+
+
 def _single(config: Config, variant: str, estimator: str) -> None:
   """RL on single attempts, evaluated on 3 attempts without memory (and in LaMer's memory loop)."""
   config.credit.estimator = estimator
   config.method.attempts = 1  # [P]; the released MineSweeper scripts leave it at 3
-  config.train.group_size = 6 if variant == "smoke" else 24  # [C]
+  if config.env.name in TIP_ENVIRONMENTS:
+    _episodes(config, variant)
+    config.credit.batch_scale = False
+  else:
+    config.train.group_size = 6 if variant == "smoke" else 24  # [C]
 
 
 def gigpo(config: Config, variant: str) -> None:

@@ -33,7 +33,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 USAGE = """
   python experiments/run.py --config=FILE[:VARIANT] [--config.a.b=value ...] [--workdir=DIR]
-                            [--mode=train|eval|export] [--checkpoint=STEP] [--resume]
+                            [--mode=train|eval|adapt|export] [--checkpoint=STEP] [--resume]
 """
 EXAMPLES = """
 examples:
@@ -44,6 +44,8 @@ examples:
   python experiments/run.py --config=experiments/lamer_darkroom.py --resume
   python experiments/run.py --config=experiments/lamer_sokoban.py --workdir=DIR --mode=eval \\
       --config.eval.harder.boxes3.boxes=3
+  python experiments/run.py --config=experiments/empo2_lab.py --workdir=DIR --mode=adapt \
+      --config.adapt.options.family=lamp-1
   python experiments/run.py --config=experiments/lamer_sokoban.py --workdir=DIR --mode=export
   python experiments/run.py --config=experiments/lamer_darkroom.py --mode=eval \\
       --config.remote.url=http://127.0.0.1:8000/v1   (python -m memrl_jax.sampling.serve --help)
@@ -90,11 +92,12 @@ def parse(argv: Sequence[str]) -> Arguments:
   add("--workdir", metavar="DIR", help="run folder; default runs/<experiment>-<variant>-<hash>")
   add(
     "--mode",
-    choices=("train", "eval", "export"),
+    choices=("train", "eval", "adapt", "export"),
     default="train",
-    help="eval plays the panel again, export writes the weights for transformers",
+    help="eval plays the panel again, adapt fills a memory with the weights frozen, export writes the "
+    "weights for transformers",
   )
-  add("--checkpoint", metavar="STEP", type=int, help="with eval and export; default the newest")
+  add("--checkpoint", metavar="STEP", type=int, help="with eval, adapt, export; default the newest")
   add("--resume", action="store_true", help="go on with the run in the folder, if there is one")
   flags = [word for word in argv if not word.startswith("--config.")]
   overrides = [word.removeprefix("--config.") for word in argv if word.startswith("--config.")]
@@ -104,7 +107,7 @@ def parse(argv: Sequence[str]) -> Arguments:
   known = parser.parse_args(flags)
   if known.checkpoint is not None and known.mode == "train":
     raise ValueError(
-      "--checkpoint belongs to --mode=eval or export; to train on from the newest use --resume"
+      "--checkpoint belongs to --mode=eval, adapt or export; to train on from the newest use --resume"
     )
   return Arguments(
     known.config, overrides, known.workdir, known.mode, known.checkpoint, known.resume
@@ -186,7 +189,7 @@ def run(arguments: Arguments) -> int:
   path = pathlib.Path(arguments.workdir or pathlib.Path("runs") / name)
   if settings.remote.url and arguments.mode != "export":
     return _run_remote(arguments, experiment, settings, path)
-  work = {"train": _train, "eval": _evaluate, "export": _export}[arguments.mode]
+  work = {"train": _train, "eval": _evaluate, "adapt": _adapt, "export": _export}[arguments.mode]
   return work(arguments, experiment, settings, path)
 
 
@@ -251,6 +254,23 @@ def _evaluate(
   ) as run_folder:
     loop.evaluate_checkpoint(settings, run_folder, arguments.checkpoint)
     run_folder.end_session("evaluated", arguments.checkpoint or newest)
+    print(f"report: {run_folder.report}")
+  return 0
+
+
+def _adapt(arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path) -> int:
+  """Fills a memory in rounds; a frozen method needs no run to start from."""
+  from memrl_jax.training import adapt, folder
+
+  record, newest = experiment.record(), 0
+  if not settings.frozen:
+    newest = _newest_checkpoint(arguments, settings, path)
+    record = _as_trained(record, folder.RunFolder(path))
+  with folder.RunFolder.create(
+    path, record, resume=True, seeds={"run": settings.seed}
+  ) as run_folder:
+    adapt.adapt(settings, run_folder, arguments.checkpoint)
+    run_folder.end_session("adapted", arguments.checkpoint or newest)
     print(f"report: {run_folder.report}")
   return 0
 
@@ -360,13 +380,16 @@ def _play_remote(settings: Any, run_folder: Any, client: Any) -> None:
     raise ValueError(f"all {len(played)} trials were void ({played[0].void})")
 
 
+# What an evaluation may change: training does not depend on it, or has read it already.
+_OF_EVALUATION = ("eval", "remote", "adapt", "tips", "memory")
+
+
 def _as_trained(record: dict[str, Any], run_folder: Any) -> dict[str, Any]:
   """The config of an evaluation, with what may differ from the training run as it was there."""
   try:
     stored = json.loads(run_folder.config.read_text("utf-8"))
-    record["eval"] = stored["eval"]
-    if "remote" in stored:  # not in the folders of before there was one
-      record["remote"] = stored["remote"]
+    # Not all of them are in the folders of before there were any.
+    record |= {key: stored[key] for key in _OF_EVALUATION if key in stored}
     record["train"]["updates"] = stored["train"]["updates"]
   except (json.JSONDecodeError, KeyError):
     raise ValueError(f"{run_folder.config} is not the config of a run; correct --workdir") from None

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from memrl_jax.memory import novelty, tips
+from memrl_jax.rollout import collect
 from memrl_jax.rollout.trial import Program
 from memrl_jax.types import Trial
 
 
-class Remembered(NamedTuple):
-  """What a method keeps from update to update beside the weights; part of every checkpoint."""
+class Remembered(Protocol):
+  """What a method keeps from update to update beside the weights; part of every checkpoint.
 
-  tips: tips.Tips
-  counts: novelty.Novelty
+  `reader` answers `ctx.recall` in trials, None where nothing is asked.
+  """
+
+  reader: collect.Memory | None
 
   def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """(arrays, JSON-ready rest); the memory itself lies in its store, the checkpoint has its version."""
-    arrays, rest = self.counts.state()
-    return arrays, {"version": self.tips.version, "novelty": rest}
+    """(arrays, JSON-ready rest) for a checkpoint."""
 
   def load(self, arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> None:
     """Back to what `state` gave: what was remembered since is forgotten."""
-    self.counts.load(arrays, rest["novelty"])
-    self.tips.discard_after(rest["version"])
+
+  def reset(self) -> None:
+    """Back to nothing."""
+
+  def close(self) -> None:
+    """Lets go of files."""
 
 
 class Method(NamedTuple):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -115,11 +116,37 @@ def trial(
   return run
 
 
+class Kept(NamedTuple):
+  """What EMPO2 remembers (base.Remembered): the tips in their store, the counts in the checkpoint."""
+
+  tips: tips.Tips
+  counts: novelty.Novelty
+
+  @property
+  def reader(self) -> tips.Tips:
+    return self.tips
+
+  def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    arrays, rest = self.counts.state()
+    return arrays, {"version": self.tips.version, "novelty": rest}
+
+  def load(self, arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> None:
+    self.counts.load(arrays, rest["novelty"])
+    self.tips.discard_after(rest["version"])
+
+  def reset(self) -> None:
+    self.counts.load({}, {"scopes": {}})
+    self.tips.discard_after(0)
+
+  def close(self) -> None:
+    self.tips.close()
+
+
 def make(
   config: Empo2Config,
   credit_config: credit.CreditConfig,
   shape: credit.Shape,
-  memory: base.Remembered,
+  memory: Kept,
 ) -> base.Method:
   """The method; `memory` is what it keeps from update to update."""
   extrinsic = credit.make(credit_config, shape)

@@ -8,6 +8,7 @@ eval.jsonl        one record an evaluation
 rollouts/         000012.jsonl: the trials of update 12, one a line
 checkpoints/      one folder a step
 memory/           what a method with a memory remembers (python -m memrl_jax.memory list runs/X/memory)
+adapt/            --mode=adapt: rounds.jsonl, the trials of each round, and the memory they filled
 tensorboard/      a view of metrics.jsonl and timing.jsonl, rebuilt from them on resume
 report.html       a page to read, made from the files above
 """
@@ -61,6 +62,7 @@ class RunFolder:
     self.rollouts = self.path / "rollouts"
     self.checkpoints = self.path / "checkpoints"
     self.memory = self.path / "memory"
+    self.adapt = self.path / "adapt"
     self.tensorboard = self.path / "tensorboard"
     self.report = self.path / "report.html"
     self.resumed = False

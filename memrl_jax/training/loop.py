@@ -128,6 +128,12 @@ class Run:
       return policies.RemotePolicy(self.client, self.chat, sampling, context)
     return policies.LanguagePolicy(self.engine, self.chat, sampling, context)
 
+  @property
+  def eval_sampling(self) -> policies.SamplingConfig:
+    """How an evaluation samples."""
+    e, s = self.settings.eval, self.settings.sampling
+    return policies.SamplingConfig(e.temperature, e.top_p, e.top_k, s.play_tokens, s.reflect_tokens)
+
   def sync(self) -> None:
     """Hands the weights to the sampler, which starts afresh: nothing depends on what it did before."""
     trained = self.state.params["policy"]
@@ -153,13 +159,13 @@ class Run:
       horizon=self.horizon,
       seed=(settings.seed, TRAIN, update),
       concurrency=settings.train.concurrency,
-      memory=self.tips,
+      memory=self.reader,
     )
 
   @property
-  def tips(self) -> collect.Memory | None:
+  def reader(self) -> collect.Memory | None:
     """What trials may read."""
-    return None if self.method.memory is None else self.method.memory.tips
+    return None if self.method.memory is None else self.method.memory.reader
 
   def learn(self, update: int, trials: Sequence[Trial]) -> dict[str, float]:
     """Credit and optimiser steps; returns metrics. Changes `state`."""
@@ -220,21 +226,14 @@ class Run:
   ) -> tuple[dict[str, Any], dict[str, list[Trial]]]:
     """Plays the panel with the current weights."""
     self.sync()
-    e = self.settings.eval
-    sampling = policies.SamplingConfig(
-      e.temperature,
-      e.top_p,
-      e.top_k,
-      self.settings.sampling.play_tokens,
-      self.settings.sampling.reflect_tokens,
-    )
+    e, sampling = self.settings.eval, self.eval_sampling
     base = None
     if "base" in e.swap:
       frozen = engine.Engine(self.cfg, self.initial, self.settings.engine)
       base = policies.LanguagePolicy(frozen, self.chat, sampling, max(self.settings.engine.buckets))
     progress.say(f"evaluating at update {step} on {e.tasks} tasks of {e.panel}/{e.half} ...")
     record, trials = self.evaluator.run(
-      self.policy(sampling), step=step, label=label, base=base, memory=self.tips
+      self.policy(sampling), step=step, label=label, base=base, memory=self.reader
     )
     for line in table(record):
       progress.say(line)
@@ -245,21 +244,26 @@ class Run:
     extra: dict[str, np.ndarray] = {}
     if self.method.memory is not None:
       extra, host["memory"] = self.method.memory.state()
-    checkpoints.save(step, self.state._asdict(), host, extra)
+    checkpoints.save(step, self._saved(), host, extra)
 
   def load(self, checkpoints: checkpoint.Checkpoints, step: int | None, memory: bool = True) -> int:
     """Restores weights, optimiser, guard and memory; returns the number of updates done."""
-    done, arrays, host = checkpoints.restore(step, self.state._asdict())
-    self.state = steps.TrainState(**arrays)
+    done, arrays, host = checkpoints.restore(step, self._saved())
+    if not self.settings.frozen:
+      self.state = steps.TrainState(**arrays)
     self.guard = guard.Guard(self.settings.guard, host["guard"])
     if memory and self.method.memory is not None:
       self.method.memory.load(checkpoints.extra(done), host["memory"])
     return done
 
+  def _saved(self) -> dict[str, Any]:
+    """The arrays of a checkpoint; frozen weights are where they came from."""
+    return {"frozen": np.zeros(1)} if self.settings.frozen else self.state._asdict()
+
   def close(self) -> None:
     """Lets go of the memory's folder."""
     if self.method.memory is not None:
-      self.method.memory.tips.close()
+      self.method.memory.close()
 
 
 def rollout_metrics(trials: Sequence[Trial]) -> dict[str, float]:
@@ -323,7 +327,7 @@ def train(
   ):
     done = run.load(saved, None) if run_folder.resumed and saved.latest() is not None else 0
     if not done and run.method.memory is not None:
-      run.method.memory.tips.discard_after(0)  # of updates that no checkpoint has
+      run.method.memory.reset()  # what updates wrote that no checkpoint has
     log.truncate(done + 1 if done else 0)
     status = "finished"
     with metrics.Progress(train_settings.updates, start=done, quiet=quiet) as progress:
@@ -378,7 +382,8 @@ def _update(run: Run, log: metrics.MetricsLog, envs: pool.EnvPool, update: int, 
   trials = run.rollout(update, envs)
   rolled = time.perf_counter()
   numbers = rollout_metrics(trials)
-  numbers |= run.learn(update, trials)
+  if not run.settings.frozen:
+    numbers |= run.learn(update, trials)
   run.method.remember(trials)
   learned = time.perf_counter()
   reason = _reason_to_stop(run, update, trials, numbers)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from memrl_jax.memory import bank, embed, novelty, tips
-from memrl_jax.methods import base
+from memrl_jax.methods import empo2
 from memrl_jax.models import policy
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.sampling import chat
@@ -51,21 +51,12 @@ def _hidden(cfg: DecoderConfig, params: Any, tokens_NT, length_N) -> jax.Array:
 
 
 def remembered(
-  settings: Settings,
-  embedding: embed.Embedder,
-  folder: pathlib.Path | None,
-  read_only: bool = False,
-) -> base.Remembered:
-  """What a method remembers: the store in `folder` (None: in this process only) and the counts."""
-  memory = bank.Memory.open(
-    folder,
-    embedding,
-    limits=bank.Limits(max_entries=settings.tips.capacity),
-    read_only=read_only,
-  )
-  return base.Remembered(
-    tips.Tips(settings.tips, memory), novelty.Novelty(settings.novelty, embedding)
-  )
+  settings: Settings, embedding: embed.Embedder, folder: pathlib.Path | None
+) -> empo2.Kept:
+  """What EMPO2 remembers: the store in `folder` (None: in this process only) and the counts."""
+  limits = bank.Limits(max_entries=settings.tips.capacity)
+  memory = bank.Memory.open(folder, embedding, limits=limits)
+  return empo2.Kept(tips.Tips(settings.tips, memory), novelty.Novelty(settings.novelty, embedding))
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ def contents(folder: run_folder.RunFolder) -> dict[str, Any]:
     "config": run_folder.flatten(config),
     "headline": _headline(evals),
     "evals": evals,
-    "sections": _sections(numbers, timing, evals),
+    "sections": _adaptation(folder) + _sections(numbers, timing, evals),
     "voids": _voids(folder),
     "reader": _reader(folder),
   }
@@ -240,6 +240,33 @@ def _eval_charts(evals: list[dict[str, Any]]) -> list[dict[str, Any]]:
   ]
 
 
+def _adaptation(folder: run_folder.RunFolder) -> list[dict[str, Any]]:
+  """--mode=adapt: success and reward by round, the weights as they were."""
+  records = metrics.read(folder.adapt / "rounds.jsonl")
+  if not records:
+    return []
+  rounds = [record["round"] for record in records]
+
+  def line(pick, label: str) -> dict[str, Any]:
+    return {"label": label, "x": rounds, "y": [_short(pick(record)) for record in records]}
+
+  success = line(lambda record: record["pass"][-1], "")
+  for end in ("low", "high"):
+    success[end] = [_short(record[end][-1]) for record in records]
+  changes = ", ".join(f"{name}={value}" for name, value in records[0]["options"].items())
+  charts = [
+    {"title": f"Success by round ({changes or 'the same tasks'})", "series": [success]},
+    {"title": "Reward by round", "series": [line(lambda record: record["reward"], "")]},
+    {"title": "Tips in a prompt", "series": [line(lambda record: record["tips_shown"], "")]},
+  ]
+  return [
+    {
+      "name": "adaptation of the memory, weights frozen (x: round)",
+      "charts": [{"metric": "adapt", "stacked": False, **chart} for chart in charts],
+    }
+  ]
+
+
 def _time_charts(columns: dict[str, Any]) -> list[dict[str, Any]]:
   """The parts of an update's seconds, stacked; then every other timing number."""
   parts, charts = [], []
@@ -326,6 +353,7 @@ def _brief(trial: dict[str, Any], texts: dict[str, int]) -> dict[str, Any]:
     | {"prompt": [[role, place(content)] for role, content in turn["messages"]]}
     | {"text": place(turn["text"]), "anchor": place(turn["anchor"])}
     | {"memory": [place(text) for text in turn["memory"]]}
+    | ({"intrinsic": turn["intrinsic"]} if turn.get("intrinsic") else {})
     for turn in trial["turns"]
   ]
   head = {key: trial[key] for key in ("env", "seed", "group", "void", "attempts")}

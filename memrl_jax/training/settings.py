@@ -267,7 +267,8 @@ class Settings:
 
   def _check_method(self) -> None:
     allowed = methods.METHODS[self.method_name]
-    if allowed is None and self.train.updates:
+    remembers = self.method_name in methods.REMEMBERING
+    if allowed is None and self.train.updates and not remembers:
       raise ValueError(
         f"{self.method_name} runs a frozen model and cannot train for {self.train.updates} updates; "
         "set config.train.updates to 0"
@@ -284,12 +285,12 @@ class Settings:
       raise ValueError(
         f"adapters do not go with {self.method_name}, which {why}; set config.lora.rank to 0"
       )
-    if self.train.updates and self.model.dtype != "float32" and not self.lora.rank:
+    if self.train.updates and allowed and self.model.dtype != "float32" and not self.lora.rank:
       raise ValueError(
         f"updates of this size vanish in {self.model.dtype} weights; train float32 ones "
         "(config.model.dtype), or adapters beside them (config.lora.rank)"
       )
-    if self.train.updates:
+    if self.train.updates and allowed:
       self.sampling.check_trainable()
       if self.train.group_size == 1 and self.credit.estimator not in ("ppo", "reinforce"):
         raise ValueError(
@@ -299,19 +300,18 @@ class Settings:
 
   def _check_memory(self) -> None:
     """Options of a memory belong to methods that have one: elsewhere they would do nothing."""
-    remembers = self.method_name in methods.REMEMBERING
-    if remembers and self.train.updates and self.loss.off_policy == "none":
+    if self.method_name == "empo2" and self.loss.off_policy == "none":
       raise ValueError(
         f"{self.method_name} trains rows without the tips they were sampled with; say whose log-probs "
         'divide there, "with_tips" or "without_tips" (config.loss.off_policy)'
       )
-    if not remembers and self.loss.off_policy != "none":
+    if self.method_name != "empo2" and self.loss.off_policy != "none":
       raise ValueError(
         f"{self.method_name} has no off-policy rows; set config.loss.off_policy to none"
       )
-    if not remembers and self.novelty != novelty.NoveltyConfig():
+    if self.method_name != "empo2" and self.novelty.kind != "none":
       raise ValueError(
-        f"{self.method_name} pays no novelty reward; leave config.novelty as it is, or use empo2 "
+        f"{self.method_name} pays no novelty reward; set config.novelty.kind to none, or use empo2 "
         "with config.method.p_memory=0"
       )
     if self.loss.mask_scope == "off_policy" and self.loss.off_policy == "none":

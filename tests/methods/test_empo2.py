@@ -9,7 +9,7 @@ import pytest
 
 from memrl_jax.envs import darkroom, pool
 from memrl_jax.memory import bank, embed, novelty, tips
-from memrl_jax.methods import base, empo2
+from memrl_jax.methods import empo2
 from memrl_jax.models import policy as models
 from memrl_jax.models import tiny
 from memrl_jax.models.config import DecoderConfig
@@ -395,10 +395,8 @@ def test_no_tip_can_leave_its_line_or_close_its_block(tip):
   assert text.count("<tips>") == text.count("</tips>") == 1
 
 
-def test_base_remembers_what_a_checkpoint_needs():
-  kept = base.Remembered(
-    memory(), novelty.Novelty(novelty.NoveltyConfig("prototypes"), embed.Hash(64))
-  )
+def test_what_was_remembered_since_a_checkpoint_is_forgotten():
+  kept = empo2.Kept(memory(), novelty.Novelty(novelty.NoveltyConfig("prototypes"), embed.Hash(64)))
   arrays, rest = kept.state()
   kept.tips.write([told(0, 10.0)])
   assert kept.tips.version == rest["version"] + 1
