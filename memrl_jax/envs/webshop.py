@@ -80,8 +80,8 @@ class Webshop(base.Seeded):
 
   def _click(self, name: str) -> str:
     if name == BACK:
-      self._page, self._query, self._number, self._hits = "search", "", 1, []
-      self._item, self._chosen = None, {}
+      self._results(1)
+      self._page, self._query, self._hits = "search", "", []
     elif name == NEXT:
       self._results(self._number + 1)
     elif name == PREVIOUS and self._page == "results":

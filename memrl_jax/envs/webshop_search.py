@@ -76,10 +76,8 @@ class Index:
     if not ids:
       return []
     score_N = self._bm25.get_scores_from_ids(ids)
-    found = np.flatnonzero(score_N > 0)
-    if len(found) > hits:
-      worst = np.partition(score_N[found], -hits)[-hits]
-      found = found[score_N[found] >= worst]
+    worst = np.partition(score_N, -hits)[-hits] if len(score_N) > hits else 0
+    found = np.flatnonzero(score_N >= worst if worst > 0 else score_N > 0)
     return found[np.argsort(-score_N[found], kind="stable")][:hits].tolist()
 
   def save(self, folder: pathlib.Path) -> None:

@@ -179,7 +179,7 @@ print(json.dumps({
     for split, drawn in seeds.items()
   }
   for rule in ("id", "published")
-} | {"jax": "jax" in sys.modules}))
+} | {"jax": any(name.split(".")[0] in ("jax", "jaxlib") for name in sys.modules)}))
 """
 
 
