@@ -1,7 +1,7 @@
 """ScienceWorld: steps a second of our environment against the bare simulator, resets, memory.
 
     python experiments/bench/scienceworld.py
-    python experiments/bench/scienceworld.py --rounds=9 --episodes=6
+    python experiments/bench/scienceworld.py --gold     # plays the simulator's solution of every task
 
 Four sides play the same actions in turn, each in a Java process of its own with the same heap limit:
 `ours` and `inexact` are the environment with exact replays and without (memrl_jax/envs/jvm.py); `bare`
@@ -25,7 +25,9 @@ from pathlib import Path
 sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from memrl_jax.envs import jvm, scienceworld
+import numpy as np
+
+from memrl_jax.envs import base, jvm, scienceworld, scienceworld_tasks
 from memrl_jax.envs.scienceworld_tasks import Options
 
 TASKS = ("find-plant", "boil", "chemistry-mix", "grow-plant")
@@ -109,7 +111,10 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--rounds", type=int, default=7)
   parser.add_argument("--episodes", type=int, default=4, help="of each task in a round")
+  parser.add_argument("--gold", action="store_true", help="play all solutions instead")
   args = parser.parse_args()
+  if args.gold:
+    return solutions()
   begun = time.perf_counter()
   mine = jvm.Jvm(jvm.Kind())
   mine.load("boil", 0, "easy")
@@ -135,6 +140,22 @@ def main() -> None:
   mine.kill()
 
 
+def solutions() -> None:
+  """Plays the simulator's own solution of the first test variation of every task."""
+  for name in scienceworld_tasks.TASKS:
+    options = Options(task=name, split="test", variations=1, max_calls=300)
+    environment = scienceworld.ScienceWorld(options)
+    log = base.AttemptLog(0, environment.reset(0))
+    player = scienceworld.Gold(options, np.random.default_rng(0))
+    while not log.done:
+      result = environment.step(player.play(base.View((), log)))
+      log.steps.append(base.Step(result.action, result))
+    total = sum(step.result.reward for step in log.steps)
+    last = log.steps[-1].result
+    print(f"{log.initial.task}: {len(log.steps)} turns, score {last.score:g}, return {total:g}")
+    environment.close()
+
+
 def report(seconds, steps: int) -> dict:
   def ratio(ours: str, peer: str) -> dict[str, float]:
     pairs = list(zip(seconds[ours], seconds[peer], strict=True))
@@ -157,8 +178,6 @@ def report(seconds, steps: int) -> dict:
 
 def resets(count: int) -> dict:
   """Seconds a reset and what the Java process holds along the way, over all tasks in turn."""
-  from memrl_jax.envs import scienceworld_tasks
-
   memory, begun = [], time.perf_counter()
   for number in range(count):
     names = list(scienceworld_tasks.TASKS)
