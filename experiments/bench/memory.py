@@ -25,7 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 import faiss
 import numpy as np
 
-from memrl_jax.memory import ann, bank, embed
+from memrl_jax.memory import ann, bank, embed, index
 
 WIDTH, PER_TOPIC, SPREAD = 384, 50, 0.06  # cosine of two entries of a topic: about 0.42
 
@@ -133,6 +133,15 @@ def calls(size: int, searches: int) -> None:
     opened[0].close()
 
 
+def recall_above(built: index.Index, queries_QD: np.ndarray, above: float = 0.3) -> float:
+  """Share of the exact 10 best above a cosine that a search finds."""
+  exact = [best.ids[best.similarity > above] for best in built.vectors.nearest(queries_QD, 10)]
+  found = [best.ids for best in built.search_batch(queries_QD, 10, above)]
+  return sum(len(np.intersect1d(*pair)) for pair in zip(exact, found, strict=True)) / max(
+    1, sum(map(len, exact))
+  )
+
+
 def approximate(size: int, kind: str) -> None:
   """Recall and time after the switch, and after as many entries again on topics that are new."""
   first_ND, moved_ND = clustered(size, seed=1), clustered(size, seed=2)
@@ -150,10 +159,10 @@ def approximate(size: int, kind: str) -> None:
         start, least = time.perf_counter(), 1.0
         for n in range(size, 2 * size, size // 20):
           memory.add("a", [(f"vector {m}", "t") for m in range(n, n + size // 20)])
-          least = min(least, built.recall(queries_QD[:50]))
+          least = min(least, recall_above(built, queries_QD[:50]))
         seconds = time.perf_counter() - start
       taken = timed(lambda q: memory.search_vectors("a", q, 10), queries_QD[:, None])
-      more = {"least_on_the_way": round(least, 3)} if case == "drift" else {}
+      more = {"least_recall_above_.3_on_the_way": round(least, 3)} if case == "drift" else {}
       show(
         f"{kind} after {case}",
         len(built),

@@ -202,7 +202,9 @@ class Memory:
   def rollback(self, version: int, tenant: str | None = None) -> Commit:
     """A new version whose state, of one tenant or all, is that of an old one; ids come back."""
     self._same_embedder(version)
-    return self._then(lambda: self.store.rollback(version, tenant))
+    done = self._then(lambda: self.store.rollback(version, tenant))
+    self._mirror.renew()
+    return done
 
   def discard_after(self, version: int, *, force: bool = False) -> None:
     """Forgets every later version as if it had never been (`Store.discard_after`)."""

@@ -136,6 +136,14 @@ class Mirror:
     for name in touched:
       self.maintain(name)
 
+  def renew(self) -> None:
+    """After a rollback: it writes equal states anew, with a version that no diff shows."""
+    with self._moving:
+      truth = [light(entry) for entry in self._store.entries(None, self.version)]
+      with self._gate.writing():
+        for entry in truth:
+          self.tenants[entry.tenant].entries[entry.id] = entry
+
   def refresh(self, manifest: Manifest) -> None:
     """`follow` a store that another process writes, where versions may also be taken back."""
     if self._store.fingerprint() == self._mark:

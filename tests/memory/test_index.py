@@ -107,7 +107,14 @@ def test_an_inverted_file_gives_the_exact_results_and_survives_changes(kind):
   assert made.swap(ann.Ann.build(kind, *snapshot, policy))
   made.add(range(1101, 1150), vectors[1100:1149])
   made.remove(range(1101, 1111))
+  assert len(made.fresh) == 0  # a tenth of the size: they went into the file
+  made.add(range(1150, 1180), vectors[1149:1179])  # these are scanned beside it
+  made.remove(range(1150, 1160))
+  assert len(made.fresh) == 20
+  found = made.search_batch(vectors[1149:1179], 1)
+  assert [best.ids[0] for best in found][10:] == list(range(1160, 1180))
   live |= {1001 + n: vectors[1000 + n] for n in range(149)} | {500: vectors[1]}
+  live |= {1160 + n: vectors[1159 + n] for n in range(20)}
   live = {n: v for n, v in live.items() if not (n < 200 or 1101 <= n < 1111)}
   assert len(made) == len(live) == len(made.ann) + len(made.fresh)
   queries = unit(rng, 50)
