@@ -52,6 +52,7 @@ def test_wiping_a_tenant_leaves_the_other_byte_identical(store):
   before = export(store, "b")
   store.wipe("a")
   assert export(store, "b") == before and store.tenants() == ["b"]
+  store.commit([add("new", "a")])
   store.rollback(1, tenant="a")
   store.rollback(0, tenant="a")
   assert export(store, "b") == before
@@ -111,9 +112,11 @@ def test_the_cap_holds_in_every_version(tmp_path):
     store.commit([add(f"{i}", "b", i) for i in range(3)])
     assert store.count("a") == store.count("b") == 3
     assert store.stats()["evicted"] == 4
+    store.commit([Change("a", 5, score=8.0), add("7", score=7)])  # was the lowest, is not now
+    assert texts(store) == ["3", "9", "7"]
   with Store(tmp_path / "m", limits=Limits(2)) as store:
     store.commit([add("10", score=-9)])
-    assert texts(store) == ["9", "10"] and store.count("b") == 3
+    assert texts(store) == ["7", "10"] and store.count("b") == 3
   assert check.verify(tmp_path / "m") == []
 
 
@@ -155,6 +158,24 @@ def test_a_merge_of_entries_that_changed_meanwhile_is_dropped(tmp_path):
     assert [(e.text, e.score) for e in store.entries("a")] == [("y", 2.0), ("x", 7.0)]
 
 
+def test_a_merge_knows_nothing_of_what_its_own_commit_changed(tmp_path):
+  with Store(tmp_path / "m", MANIFEST, limits=Limits(2, merge=twins)) as store:
+    store.commit([add("x", score=1), add("y", score=2)])
+    done = store.commit([Change("a", 1, text="not x"), add("x", score=7)])
+    assert done.merged == () and done.evicted == (1,)
+
+
+def test_once_means_once_among_what_lives_when_it_is_added(store):
+  x, y = store.commit([add("x"), add("y")]).ids
+  old = store.get("a", [x])[0]
+  done = store.commit(
+    [Change("a", x, text="other"), add("x"), Remove("a", y), add("y"), add("y")], once=True
+  )
+  assert done.ids == (3, 4, 4) and texts(store) == ["other", "x", "y"]
+  assert store.commit([dataclasses.replace(add("x"), text="other")], once=True).ids == (x,)
+  assert old.text == "x" and store.stats()["repeated"] == 2
+
+
 def test_lineage_and_its_return_by_discard(store):
   store.commit([add("tip", trial="writer")])
   store.record_reads([Read("r1", 0, 1, 1), Read("r1", 4, 1, 1), Read("r2", 2, 1, 1)])
@@ -186,6 +207,15 @@ def test_rollback_is_a_new_version_and_diff_shows_it(store):
   assert texts(store, at=2) == ["x2", "z"]
   assert store.diff(1, 3) == records.Diff([], [], [])
   assert store.diff(3, 2).added == diff.added
+
+
+def test_a_slow_reader_and_a_writer_do_not_wait_for_each_other(store):
+  store.commit([add("x")])
+  with Store(store.path, read_only=True) as reader, reader._reading() as db:
+    count = "SELECT count(*) FROM states"
+    assert db.execute(count).fetchone() == (1,)
+    store.commit([add("y")])
+    assert db.execute(count).fetchone() == (1,) and store.count("a") == reader.count("a") == 2
 
 
 def test_an_update_is_not_lost_between_reading_and_writing(store):
@@ -274,8 +304,9 @@ def test_another_embedder_is_refused_until_everything_is_embedded_anew(store, tm
 def test_export_and_import_round_trip_byte_identical(store, tmp_path):
   nasty = 'a "quote"\n\x00\x1f\u2028 \\u0041 é 漢 🙂'
   store.commit([add(nasty), add("gone"), add("y", "b", 0.1, deep=[1, {"z": None}])])
-  store.commit([Remove("a", 2)])
+  store.commit([Remove("a", 2), Change("a", 1, data={"b": 1, "a": 2})])
   transfer.export_jsonl(store, tmp_path / "one.jsonl")
+  assert '"data":{"a":2,"b":1}' in export(store)  # in one order, whatever the dict's
   with Store(tmp_path / "copy", MANIFEST) as copy:
     assert transfer.import_jsonl(copy, tmp_path / "one.jsonl").version == 1
     transfer.export_jsonl(copy, tmp_path / "two.jsonl")
@@ -321,6 +352,34 @@ def test_a_flipped_byte_is_found_or_harmless(store):
         entries = right.entries("a")
       assert state == [(e.id, e.text, e.score, e.data, e.vector) for e in entries]
   assert found > 30  # much of a young file is empty pages and free space
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    "states SET died = 2 WHERE entry = 1",  # removed behind our back, at a version that exists
+    "states SET died = NULL WHERE entry = 2 AND died = 2",
+    "states SET score = 0.5 WHERE entry = 1",
+    "states SET tenant = 'b' WHERE entry = 1",
+    "states SET data = '{}' WHERE entry = 1",
+    "states SET content = 2 WHERE entry = 1",
+    "contents SET text = 'y' WHERE content = 1",
+    "contents SET vector = zeroblob(8) WHERE content = 1",
+    "versions SET next_id = 9 WHERE version = 1",
+    "versions SET why = 'me' WHERE version = 1",
+    "reads SET entry = 2",
+    "outcomes SET reward = 1",
+  ],
+)
+def test_a_value_that_is_changed_by_hand_is_found(store, change):
+  store.commit([add("x", score=1, n=1), add("y")])
+  store.commit([Remove("a", 2)], reads=[Read("r", 0, 1, 1)], outcomes=[Outcome("r", 0.0, False)])
+  store.close()
+  other = sqlite3.connect(store.path / schema.FILE)
+  assert other.execute(f"UPDATE {change}").rowcount == 1
+  other.commit()
+  other.close()
+  assert check.verify(store.path)
 
 
 def test_a_snapshot_is_whole_and_restores_with_a_way_back(store, tmp_path):
