@@ -163,20 +163,25 @@ def test_another_embedder_is_refused_until_everything_is_embedded_anew(tmp_path)
       bank.open_reading(path)
 
 
-def test_a_write_that_was_embedded_before_a_reindex_is_refused():
+def test_a_write_that_was_embedded_before_a_reindex_is_refused_and_a_search_starts_again():
   class Slow(embed.Hash):
     name = "slow"
 
     def embed(self, texts):
       if "late" in texts:
-        memory.reindex(embed.Hash(D))
-      return super().embed(texts)
+        memory.reindex(EMBEDDER)
+      return np.roll(super().embed(texts), 3, axis=1)
 
   with bank.Memory.open(None, Slow(D)) as memory:
     memory.add("a", [("lamp", "t")])
     with pytest.raises(StoreError, match="embed"):
       memory.add("a", [("late", "u")])
     assert memory.verify() == [] and len(memory.entries("a")) == 1
+  with bank.Memory.open(None, Slow(D)) as memory:
+    memory.add("a", [("lamp", "t"), ("the late", "u")])
+    [[hit]] = memory.search("a", ["late"], 1)
+    a, b = EMBEDDER.embed(["late", "the late"])
+    assert hit.similarity == pytest.approx(float(a @ b), abs=1e-6)
 
 
 def test_a_memory_of_the_sentence_encoder_is_searched_with_its_own_weights(tmp_path, folder):
@@ -226,6 +231,7 @@ def test_the_file_of_inverted_files_is_used_and_a_flipped_byte_is_not(tmp_path, 
   with bank.Memory.open(tmp_path, EMBEDDER, policy=SWITCH) as memory:
     memory.add("a", items)
     memory.add("b", items[:10])
+    memory.add("a", [(f"{WORDS[n % 7]} late {n}", str(n)) for n in range(5)])  # beside the file
     assert memory.stats()["index"] == {"a": "ivf_sq8", "b": "exact"}
     hits = memory.search("a", queries, 5)
   built, build = [], ann.Ann.build
