@@ -149,6 +149,10 @@ class Draft:
               raise Conflict("repeated")
           elif op.id in touched:
             raise Conflict("changed by this very commit")
+          elif op.id not in versions:
+            raise StoreError(
+              f"merge names entry {op.id}, which it was not shown; correct the hook."
+            )
           elif op.id not in self.after:
             op = dataclasses.replace(op, expect=versions[op.id])
         self.apply(op)

@@ -284,7 +284,8 @@ class Store(reader.Reader):
   def rollback(self, version: int, tenant: str | None = None) -> Commit:
     """A new version whose state (of one tenant, or of all) equals that of an old one.
 
-    Entries come back with their ids; reads and outcomes are facts and stay.
+    Entries come back with their ids; one that equals its old state already is left alone. Reads and
+    outcomes are facts and stay.
     """
     with self._writing() as (db, newest, next_id, manifest):
       old = schema.read_manifest(db, reader.resolve(db, version))
@@ -294,14 +295,18 @@ class Store(reader.Reader):
           f"{manifest.embedder} now; roll all tenants back, or none."
         )
       names = {"at": version, "now": newest + 1, "tenant": tenant}
-      mine = "(:tenant IS NULL OR tenant = :tenant)"
-      then = "born <= :at AND (died IS NULL OR died > :at)"
+      mine = "(:tenant IS NULL OR s.tenant = :tenant)"
+      equal = "o.content = s.content AND o.score = s.score AND o.data = s.data"
+      then = reader.ALIVE.replace("s.", "o.")
       removed = db.execute(
-        f"UPDATE states SET died = :now WHERE died IS NULL AND NOT ({then}) AND {mine}", names
+        f"UPDATE states AS s SET died = :now WHERE {reader.LIVE} AND {mine} AND NOT EXISTS"
+        f" (SELECT 1 FROM states o WHERE o.entry = s.entry AND {then} AND {equal})",
+        names,
       ).rowcount
       added = db.execute(
-        "INSERT INTO states SELECT entry, tenant, content, score, data, :now, NULL FROM states"
-        f" WHERE {then} AND died IS NOT NULL AND {mine}",
+        "INSERT INTO states SELECT entry, tenant, content, score, data, :now, NULL FROM states s"
+        f" WHERE {reader.ALIVE} AND {mine} AND NOT EXISTS"
+        f" (SELECT 1 FROM states n WHERE n.entry = s.entry AND n.died IS NULL)",
         names,
       ).rowcount
       of = "" if tenant is None else f" of {tenant}"

@@ -165,6 +165,15 @@ def test_a_merge_knows_nothing_of_what_its_own_commit_changed(tmp_path):
     assert done.merged == () and done.evicted == (1,)
 
 
+def test_a_merge_hook_that_names_a_stranger_fails_the_commit(tmp_path):
+  limits = Limits(1, merge=lambda entries: [Remove("b", 2)])
+  with Store(tmp_path / "m", MANIFEST, limits=limits) as store:
+    store.commit([add("x"), add("x", "b")])
+    with pytest.raises(records.StoreError, match="not shown"):
+      store.commit([add("y")])
+    assert store.count("b") == 1 and store.version == 1
+
+
 def test_once_means_once_among_what_lives_when_it_is_added(store):
   x, y = store.commit([add("x"), add("y")]).ids
   old = store.get("a", [x])[0]
@@ -207,6 +216,16 @@ def test_rollback_is_a_new_version_and_diff_shows_it(store):
   assert texts(store, at=2) == ["x2", "z"]
   assert store.diff(1, 3) == records.Diff([], [], [])
   assert store.diff(3, 2).added == diff.added
+
+
+def test_a_rollback_leaves_alone_what_is_equal_already(store):
+  """So that a diff of one version shows every entry that it wrote."""
+  store.commit([add("x"), add("y")])
+  store.commit([Change("a", 1, score=1.0), Change("a", 2, score=1.0)])
+  store.commit([Change("a", 1, score=0.0)])
+  store.rollback(1)
+  assert [(e.score, e.version) for e in store.entries("a")] == [(0.0, 3), (0.0, 4)]
+  assert [after.id for _, after in store.diff(3).changed] == [2]
 
 
 def test_a_slow_reader_and_a_writer_do_not_wait_for_each_other(store):
