@@ -97,6 +97,7 @@ def stock(episodes: int):
   os.environ["JAVA_TOOL_OPTIONS"] = "-Xmx256m -XX:+UseSerialGC"
   from scienceworld import ScienceWorldEnv
 
+  ScienceWorldEnv.__del__ = lambda self: None  # it closes a second time, and complains
   env = ScienceWorldEnv("")
   del os.environ["JAVA_TOOL_OPTIONS"]
 
@@ -152,7 +153,10 @@ def solutions() -> None:
       log.steps.append(base.Step(result.action, result))
     total = sum(step.result.reward for step in log.steps)
     last = log.steps[-1].result
-    print(f"{log.initial.task}: {len(log.steps)} turns, score {last.score:g}, return {total:g}")
+    print(
+      f"{log.initial.task}: {len(log.steps)} turns, score {last.score:g}, return {total:g}",
+      flush=True,
+    )
     environment.close()
 
 
