@@ -203,7 +203,7 @@ class Memory:
     """A new version whose state, of one tenant or all, is that of an old one; ids come back."""
     self._same_embedder(version)
     done = self._then(lambda: self.store.rollback(version, tenant))
-    self._mirror.renew()
+    self._mirror.renew(done.version)
     return done
 
   def discard_after(self, version: int, *, force: bool = False) -> None:

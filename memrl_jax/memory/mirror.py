@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memrl_jax.memory import ann, embed, gate, index, index_file
-from memrl_jax.memory.records import Diff, Entry, Manifest, StoreError
+from memrl_jax.memory.records import Diff, Entry, Manifest, StoreError, Where
 from memrl_jax.memory.store import Store
 
 _STEPS = 64  # versions that are followed one by one; what is further off is read anew
@@ -136,12 +136,22 @@ class Mirror:
     for name in touched:
       self.maintain(name)
 
-  def renew(self) -> None:
-    """After a rollback: it writes equal states anew, with a version that no diff shows."""
+  def renew(self, version: int) -> None:
+    """After the rollback that made `version`: it writes equal states anew, which no diff shows."""
     with self._moving:
-      truth = [light(entry) for entry in self._store.entries(None, self.version)]
+      while True:
+        newest = self._store.version
+        age = newest - version
+        ids = {name: self._store.select(Where(name, max_age=age)) for name in self.tenants}
+        if self._store.version == newest:
+          break  # nobody has written since, so the age was right
+      entries = [
+        light(entry)
+        for name, numbers in ids.items()
+        for entry in self._store.get(name, numbers, self.version)
+      ]
       with self._gate.writing():
-        for entry in truth:
+        for entry in entries:
           self.tenants[entry.tenant].entries[entry.id] = entry
 
   def refresh(self, manifest: Manifest) -> None:
