@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memrl_jax.models import decoder, policy
+from memrl_jax.models import decoder
 from memrl_jax.models.config import DecoderConfig
 
 
@@ -37,24 +37,27 @@ class SlotCache:
   """Device arrays and their host-side table `tokens_SC`, -1 where nothing is cached."""
 
   def __init__(
-    self, cfg: DecoderConfig, slots: int, buckets: tuple[int, ...], slack: int, dtype: Any
+    self,
+    cfg: DecoderConfig,
+    slots: int,
+    buckets: tuple[int, ...],
+    slack: int,
+    dtype: Any,
+    sharding: jax.sharding.Sharding,
   ):
-    self.buckets, self.slack = buckets, slack
-    self.tokens_SC = np.empty((slots, buckets[-1] + 1), np.int32)
-    self.lead_S = np.empty(slots, np.int32)
-    self.base_S = np.empty(slots, np.int32)  # 0 where a slot is its own lead
-    self.clear()
-    layers = policy.empty_kv(cfg, slots, self.width + slack, dtype)
-    self._kv = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
-
-  def place(self, sharding: jax.sharding.Sharding) -> None:
-    """Live where the weights of this sharding live, on every device of a mesh.
+    """`sharding` is that of any weight: the cache lives, whole, on every device of its mesh.
 
     Compiled functions return their cache there, and one that started elsewhere would compile twice.
     """
     if isinstance(sharding, jax.sharding.NamedSharding):
       sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-    self._kv = jax.device_put(self._kv, sharding)
+    self._cfg, self._dtype, self._sharding = cfg, dtype, sharding
+    self.buckets, self.slack = buckets, slack
+    self.tokens_SC = np.empty((slots, buckets[-1] + 1), np.int32)
+    self.lead_S = np.empty(slots, np.int32)
+    self.base_S = np.empty(slots, np.int32)  # 0 where a slot is its own lead
+    self.clear()
+    self._kv = self._zeros(self.width)
 
   def clear(self) -> None:
     """Forget everything. The arrays stay as large as they are, and nothing can tell."""
@@ -67,9 +70,19 @@ class SlotCache:
     """The smallest bucket that holds `columns`."""
     return next(width for width in self.buckets if width >= columns)
 
+  def _zeros(self, width: int) -> decoder.KV:
+    lead, d = (self._cfg.layers, len(self.tokens_SC), self._cfg.kv_heads), self._cfg.head_dim
+    columns = width + self.slack
+    shapes = (*lead, d, columns), (*lead, columns, d)
+    return decoder.KV(*(jnp.zeros(shape, self._dtype, device=self._sharding) for shape in shapes))
+
   def reserve(self, columns: int) -> None:
-    """Grow until every slot can hold `columns`."""
+    """Grow until every slot can hold `columns`: by copying, where there is anything to copy."""
     self.width = max(self.width, self.bucket(columns))
+    if np.all(self.tokens_SC[:, 0] < 0):
+      if self._kv.value_BKSd.shape[-2] < self.width + self.slack:
+        self._kv = self._zeros(self.width)
+      return
     for width in self.buckets:
       if self._kv.value_BKSd.shape[-2] - self.slack < width <= self.width:
         self._kv = _grow(self._kv, width + self.slack)
@@ -120,6 +133,13 @@ class SlotCache:
       moves_S4[: len(part)] = part
       widest = self.bucket(max(move.end for move in part))
       self._kv = _clone(self._kv, moves_S4, np.int32(len(part)), widest)
+
+  def warm_growth(self, width: int) -> None:
+    """Grow to the next bucket by copying and afresh, which compiles both."""
+    if self._kv.value_BKSd.shape[-2] < width + self.slack:
+      _grow(self._kv, width + self.slack)
+      self._kv = self._zeros(width)
+    self.width = width
 
   def warm_clone(self, columns: int) -> None:
     """Compile `clone`."""

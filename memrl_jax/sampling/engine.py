@@ -226,11 +226,10 @@ class Engine:
       self._cache.clear()
       return
     config = self.config
-    dtype = self._params["embedding"].dtype
+    weight = self._params["embedding"]
     self._cache = slot_cache.SlotCache(
-      self.cfg, config.slots, config.buckets, config.round_steps, dtype
+      self.cfg, config.slots, config.buckets, config.round_steps, weight.dtype, weight.sharding
     )
-    self._cache.place(jax.tree.leaves(self._params)[0].sharding)
 
   def submit(self, request: Request) -> int:
     """Queue a request; its ticket comes back from `run_round` with the completion."""
@@ -262,7 +261,7 @@ class Engine:
     self._cache = None
     self._reset()
     for allocated in config.buckets:
-      self._cache.reserve(allocated)
+      self._cache.warm_growth(allocated)
       for columns in (bucket for bucket in config.buckets if bucket <= allocated):
         for size in config.round_rows:
           slot_R = np.zeros(size, np.int32)
@@ -506,7 +505,7 @@ class Engine:
       self.cfg,
       context,
       rows,
-      _uniforms(rows.key, rows.done, self.config.round_steps),
+      sampler.uniforms(rows.key, rows.done, self.config.round_steps),
       np.int32(count),
       np.int32(floor),
       shared,
@@ -524,7 +523,7 @@ class Engine:
 
 def compiled() -> int:
   """How many programs the engine's functions have compiled in this process so far."""
-  functions = (_decode_weights, _prefill, _uniforms, _round)
+  functions = (_decode_weights, _prefill, _round)
   return slot_cache.compiled() + sum(function._cache_size() for function in functions)
 
 
@@ -565,7 +564,6 @@ def _check(request: Request, cfg: DecoderConfig, config: EngineConfig) -> np.nda
 
 _decode_weights = jax.jit(policy.decode_weights, static_argnames="cfg")
 _prefill = jax.jit(policy.prefill, static_argnames="cfg")
-_uniforms = jax.jit(sampler.uniforms, static_argnames="count")
 
 
 def _merged(blocks: list[decoder.KV]) -> list[decoder.KV]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _ONE_BITS = 0x3F800000  # the bits of 1.0: weights in [0, 1] order like their bits
 
@@ -27,22 +28,35 @@ class Controls(NamedTuple):
   top_k_R: jax.Array
 
 
-def uniforms(key_R2: jax.Array, first_R: jax.Array, count: int) -> jax.Array:
-  """The random numbers of tokens first, first + 1, ...: [R, N, 2], in [0, 1).
+def uniforms(key_R2: np.ndarray, first_R: np.ndarray, count: int) -> np.ndarray:
+  """The random numbers of tokens first, first + 1, ...: float32 [R, N, 2], in [0, 1).
 
       u[r, n] = uniform(fold_in(key[r], first[r] + n))
 
   `key_R2` is raw threefry key data, uint32. A token's numbers depend on its request's key and its
-  index in the response alone, so neither the batch nor the round can change a draw.
+  index in the response alone, so neither the batch nor the round can change a draw. Bit for bit
+  those of `jax.random`, on the host: they are few, and a program for them takes long to compile.
   """
-  chex.assert_type(key_R2, jnp.uint32)
-  keys = jax.random.wrap_key_data(key_R2, impl="threefry2x32")
-  index_RN = first_R[:, None] + jnp.arange(count)[None]
+  chex.assert_type(key_R2, np.uint32)
+  index_RN = first_R[:, None] + np.arange(count)[None]
+  zero_RN = np.zeros(index_RN.shape, np.uint32)
+  key_2RN = _threefry(key_R2.T[:, :, None], zero_RN, index_RN.astype(np.uint32))
+  high, low = _threefry(
+    key_2RN[..., None], np.zeros((*index_RN.shape, 2), np.uint32), np.arange(2, dtype=np.uint32)
+  )
+  return (((high ^ low) >> 9) | np.uint32(_ONE_BITS)).view(np.float32) - np.float32(1)
 
-  def draw(key, index):
-    return jax.random.uniform(jax.random.fold_in(key, index), (2,))
 
-  return jax.vmap(jax.vmap(draw, (None, 0)))(keys, index_RN)
+def _threefry(key: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+  """Threefry-2x32 with 20 rounds (Salmon et al., Parallel Random Numbers, 2011) of two words."""
+  ring = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
+  x, y = x + ring[0], y + ring[1]
+  for block in range(5):
+    for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[block % 2]:
+      x = x + y
+      y = ((y << turn) | (y >> (32 - turn))) ^ x
+    x, y = x + ring[(block + 1) % 3], y + ring[(block + 2) % 3] + np.uint32(block + 1)
+  return np.stack([x, y])
 
 
 def sample(

@@ -144,12 +144,12 @@ class Trainer:
     self._base = {} if base is None else meshes.place_params(mesh, base)
     self._join = (lambda base, trained: trained) if join is None else join
     self._tx, self._max_tokens, self._remat = tx, max_tokens, remat
-    self._accumulate = jax.jit(meshes.on(mesh, self._accumulate_fn), donate_argnums=2)
-    self._apply = jax.jit(self._apply_fn, donate_argnums=0)
-    self._zeros = jax.jit(self._zeros_fn)
-    self._score = jax.jit(meshes.on(mesh, self._score_fn))
-    self._old = jax.jit(meshes.on(mesh, self._old_fn))
-    self._values = jax.jit(meshes.on(mesh, self._values_fn))
+    self._accumulate = meshes.jit(mesh, self._accumulate_fn, donate_argnums=2)
+    self._apply = meshes.jit(mesh, self._apply_fn, donate_argnums=0)
+    self._zeros = meshes.jit(mesh, self._zeros_fn)
+    self._score = meshes.jit(mesh, self._score_fn)
+    self._old = meshes.jit(mesh, self._old_fn)
+    self._values = meshes.jit(mesh, self._values_fn)
 
   def init(self, params: Any, critic: Any | None) -> TrainState:
     """Places the weights on the mesh and starts the optimiser."""
