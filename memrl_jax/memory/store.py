@@ -295,18 +295,22 @@ class Store(reader.Reader):
           f"{manifest.embedder} now; roll all tenants back, or none."
         )
       names = {"at": version, "now": newest + 1, "tenant": tenant}
-      mine = "(:tenant IS NULL OR s.tenant = :tenant)"
+      mine = (
+        "(:tenant IS NULL OR s.tenant = :tenant) AND s.entry IN (SELECT entry FROM states WHERE"
+        " born > :at UNION SELECT entry FROM states WHERE died > :at)"  # touched since
+      )
+      # A plus keeps sqlite from the index on `died`, which would list every live entry.
       equal = "o.content = s.content AND o.score = s.score AND o.data = s.data"
       then = reader.ALIVE.replace("s.", "o.")
       removed = db.execute(
-        f"UPDATE states AS s SET died = :now WHERE {reader.LIVE} AND {mine} AND NOT EXISTS"
+        f"UPDATE states AS s SET died = :now WHERE +{reader.LIVE} AND {mine} AND NOT EXISTS"
         f" (SELECT 1 FROM states o WHERE o.entry = s.entry AND {then} AND {equal})",
         names,
       ).rowcount
       added = db.execute(
         "INSERT INTO states SELECT entry, tenant, content, score, data, :now, NULL FROM states s"
         f" WHERE {reader.ALIVE} AND {mine} AND NOT EXISTS"
-        f" (SELECT 1 FROM states n WHERE n.entry = s.entry AND n.died IS NULL)",
+        " (SELECT 1 FROM states n WHERE n.entry = s.entry AND +n.died IS NULL)",
         names,
       ).rowcount
       of = "" if tenant is None else f" of {tenant}"
