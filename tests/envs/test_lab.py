@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from experiments.tiny import imitate
+from experiments.tiny import imitate, tips
 from memrl_jax.envs import base, lab, lab_players
 from memrl_jax.envs import lab_world as world
 from memrl_jax.envs.lab import FAMILY, Options
@@ -148,6 +148,28 @@ def test_imitation_never_sees_the_families_kept_for_training():
   numbers = [int(dict(changes)["family"].partition("-")[2]) for _, changes in recipe.mixes]
   assert len(numbers) > 20 and min(numbers) >= world.RESERVED
   assert int(Options().family.partition("-")[2]) < world.RESERVED
+
+
+def test_imitation_shows_an_episode_what_earlier_ones_wrote_on_its_task(monkeypatch):
+  monkeypatch.setattr(tips, "STRAY", 0.0)
+  every = [Options(family="key-8"), Options(family="lamp-8")]
+  make = FAMILY.players["mixture"]
+  trials = tips.rounds(FAMILY, every, make, count=4, episodes=12, seed=(0,))
+  written, most = collections.defaultdict(list), 0
+  for start in range(0, len(trials), 12):  # one round of one family
+    batch = trials[start : start + 12]
+    for trial in batch:
+      shown = trial.turns[0].memory
+      assert set(shown) <= {text for _, text in written[trial.task]}
+      assert all(turn.memory == shown for turn in trial.turns if turn.phase == "play")
+      worth = dict((text, reward) for reward, text in written[trial.task])
+      rewards = [worth[text] for text in shown]
+      assert rewards == sorted(rewards, reverse=True) and len(set(shown)) == len(shown)
+      most = max(most, len(shown))
+    for trial in batch:
+      written[trial.task].append((trial.attempts[0].reward, trial.tip))
+  assert 2 <= most <= tips.MOST
+  assert not any(trial.turns[0].memory for trial in trials[:24])
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
