@@ -21,7 +21,9 @@ import socket
 import threading
 from typing import Any, NamedTuple
 
-CALL_S = 60.0  # an answer that takes longer will not come; actions take milliseconds
+# An answer that takes longer will not come. Actions take milliseconds; a start two seconds, or a minute
+# on a crowded machine. An EnvPool has a shorter limit of its own (config.env.timeout_s).
+CALL_S = 300.0
 
 
 class Kind(NamedTuple):
@@ -133,7 +135,7 @@ class Jvm:
     try:
       self._connect(gateway, port)
     except BaseException:
-      self._process.kill()
+      self.kill()
       raise
 
   def _connect(self, gateway: Any, port: int) -> None:

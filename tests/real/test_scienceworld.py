@@ -192,7 +192,9 @@ def test_a_hundred_resets_need_one_process_and_bounded_memory():
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_killed_simulator_voids_its_trial_only(isolation):
   jvm.shutdown()
-  with pool.EnvPool(FAMILY, Options(split="test"), workers=1, isolation=isolation) as envs:
+  with pool.EnvPool(
+    FAMILY, Options(split="test"), workers=1, timeout_s=300, isolation=isolation
+  ) as envs:
     one, two = envs.open(), envs.open()
     started = [envs.run([pool.Call(handle, "reset", 0)])[0] for handle in (one, two)]
     assert started[0] == started[1]
@@ -207,15 +209,16 @@ def test_a_killed_simulator_voids_its_trial_only(isolation):
     assert envs.run([pool.Call(third, "reset", 0)]) == [started[0]]
     assert second in descendants(os.getpid(), "java")
   jvm.shutdown()  # threads keep theirs for the next pool
-  assert within(10, lambda: not descendants(os.getpid(), "java"))
+  assert within(60, lambda: not descendants(os.getpid(), "java"))
 
 
 SCRIPT = """
 import sys, time
 from memrl_jax.envs import base, pool
 from memrl_jax.envs.scienceworld_tasks import Options
+FAMILY = base.family("scienceworld")
 if __name__ == "__main__":
-  with pool.EnvPool(base.family("scienceworld"), Options(), workers=2, isolation=sys.argv[1]) as envs:
+  with pool.EnvPool(FAMILY, Options(), workers=2, timeout_s=300, isolation=sys.argv[1]) as envs:
     envs.run([pool.Call(envs.open(), "reset", seed) for seed in range(2)])
     print("ready", flush=True)
     while True:
@@ -246,11 +249,11 @@ def test_no_java_outlives_its_parent(end, isolation, tmp_path):
     pids = descendants(parent.pid, "java")
     assert len(pids) == 2
     parent.send_signal(end)
-    parent.wait(20)
+    parent.wait(120)
   finally:
     parent.kill()
     parent.stdout.close()
-  assert within(10, lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+  assert within(60, lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
 
 
 def test_the_environment_costs_little_beside_the_simulator(opened):
