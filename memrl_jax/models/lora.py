@@ -119,21 +119,48 @@ class LowRank:
     return wide.astype(weight.dtype)
 
 
-def init(key: jax.Array, cfg: DecoderConfig, config: LoraConfig) -> Adapters:
-  """Float32 adapters that change nothing yet: B = 0, A uniform within in^-1/2 (as PEFT draws it).
+def check(cfg: DecoderConfig, config: LoraConfig) -> None:
+  """Whether a model can have these adapters; reads no weights.
 
   Raises:
-    ValueError: a rank above a target's smaller side, or a head that is the embedding.
+    ValueError: a rank above a target's smaller side, a head that is the embedding, or a block that
+      does not divide the axis of a quantized weight.
   """
-  adapters = {}
-  for index, target in enumerate(config.targets):
-    lead, wide, out = _sides(cfg, target)
+  for target in config.targets:
+    _, wide, out = _sides(cfg, target)
     rows, columns = math.prod(wide), math.prod(out)
     if not 1 <= config.rank <= min(rows, columns):
       raise ValueError(
         f"LoRA rank {config.rank} does not lie between 1 and {min(rows, columns)}, the smaller side "
         f"of {target} ({rows} x {columns}) (config.lora.rank)"
       )
+  if config.base != "float":
+    for name, inputs in INPUTS.items():
+      _block(name, policy.shapes(cfg)["layers"][name].shape[inputs], config)
+
+
+def _block(name: str, size: int, config: LoraConfig) -> int:
+  """How many of a weight's `size` inputs share a scale."""
+  block = min(config.block, size)
+  if size % block:
+    raise ValueError(
+      f"blocks of {block} weights do not divide the {size} inputs of {name}; choose a divisor "
+      "(config.lora.block)"
+    )
+  return block
+
+
+def init(key: jax.Array, cfg: DecoderConfig, config: LoraConfig) -> Adapters:
+  """Float32 adapters that change nothing yet: B = 0, A uniform within in^-1/2 (as PEFT draws it).
+
+  Raises:
+    ValueError: as `check`.
+  """
+  check(cfg, config)
+  adapters = {}
+  for index, target in enumerate(config.targets):
+    lead, wide, out = _sides(cfg, target)
+    rows = math.prod(wide)
     low, high = -(rows**-0.5), rows**-0.5
     shape = (*lead, *wide, config.rank)
     a = jax.random.uniform(jax.random.fold_in(key, index), shape, minval=low, maxval=high)
@@ -202,12 +229,7 @@ def quantize(params: policy.Params, config: LoraConfig) -> policy.Params:
   for name, inputs in INPUTS.items():
     weight = layers[name]
     axis = inputs  # the last input axis; axis 0 is the layer
-    block = min(config.block, weight.shape[axis])
-    if weight.shape[axis] % block:
-      raise ValueError(
-        f"blocks of {block} weights do not divide the {weight.shape[axis]} inputs of {name}; choose "
-        "a divisor (config.lora.block)"
-      )
+    block = _block(name, weight.shape[axis], config)
     others = [other for other in range(weight.ndim) if other != axis]
     layers[name] = qwix.quantize(
       weight, config.base, tiled_axes={axis: block}, channelwise_axes=others

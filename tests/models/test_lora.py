@@ -255,7 +255,7 @@ def test_impossible_settings_are_refused(changes, sentence):
 def test_ranks_and_heads_that_do_not_fit_are_refused():
   key = jax.random.key(0)
   with pytest.raises(ValueError, match=r"rank 17 .* between 1 and 16, .* of qkv \(16 x 64\)"):
-    lora.init(key, CFG, dataclasses.replace(CONFIG, rank=17))
+    lora.check(CFG, dataclasses.replace(CONFIG, rank=17))
   with pytest.raises(ValueError, match="rank 0 does not lie between 1"):
     lora.init(key, CFG, lora.LoraConfig())
   with pytest.raises(ValueError, match="head is its input embedding"):
@@ -272,5 +272,8 @@ def test_adapters_of_another_config_are_named(base, trained):
 
 
 def test_blocks_that_do_not_fit_are_refused(base):
-  with pytest.raises(ValueError, match="blocks of 5 weights do not divide the 16 inputs of qkv"):
+  sentence = "blocks of 5 weights do not divide the 16 inputs of qkv"
+  with pytest.raises(ValueError, match=sentence):
     _quantized(base, "int8", block=5)
+  with pytest.raises(ValueError, match=sentence):  # before any weight is read
+    lora.check(CFG, dataclasses.replace(CONFIG, base="int8", block=5))
