@@ -375,6 +375,22 @@ def reflexion(config: Config, variant: str) -> None:
   _frozen(config)
 
 
+def retrospex(config: Config, variant: str) -> None:
+  """Retrospex (2505.11807), reduced: as many episodes as RL has, played by the model as it is, then a
+  critic of them re-scores what it proposes; arm `none` is the model alone."""
+  _episodes(config, variant)
+  config.eval.arms = ("none", "memory")
+  config.method.candidates = 4  # [C], with the next four
+  config.method.expectile = 0.7
+  config.method.gamma = 0.99
+  config.method.decay = 0.97 if config.env.name == "scienceworld" else 0.9
+  config.method.floor = 0.6 if config.env.name == "scienceworld" else 0.5
+  if config.env.name == "webshop":
+    config.method.likelihood = "token"  # [C]: answers with thoughts differ by their lengths alone
+  if variant == "smoke":
+    config.method.steps = 50
+
+
 def zeroshot(config: Config, variant: str) -> None:
   """The model as it is, 3 attempts without memory."""
   del variant

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memrl_jax.methods import base, baselines, empo2, lamer
+from memrl_jax.methods import base, baselines, empo2, lamer, retrospex
 from memrl_jax.rollout import credit
 
 # Method name -> the estimators it may use; None: a frozen model, nothing is trained.
@@ -15,13 +15,16 @@ METHODS: dict[str, tuple[str, ...] | None] = {
   "rloo": ("rloo",),
   "ppo": ("ppo",),
   "reflexion": None,
+  "retrospex": None,
   "zeroshot": None,
   "react": None,
 }
 
-REMEMBERING = ("empo2",)  # methods with a memory outside of the context
+REMEMBERING = ("empo2", "retrospex")  # methods with a memory outside of the context
 
-Config = lamer.LamerConfig | empo2.Empo2Config | baselines.BaselineConfig
+Config = (
+  lamer.LamerConfig | empo2.Empo2Config | retrospex.RetrospexConfig | baselines.BaselineConfig
+)
 
 
 def config_type(name: str) -> type[Config]:
@@ -32,6 +35,8 @@ def config_type(name: str) -> type[Config]:
     )
   if name == "empo2":
     return empo2.Empo2Config
+  if name == "retrospex":
+    return retrospex.RetrospexConfig
   return lamer.LamerConfig if name in ("lamer", "reflexion") else baselines.BaselineConfig
 
 
@@ -41,7 +46,8 @@ def make(
   shape: credit.Shape,
   memory: base.Remembered | None = None,
 ) -> base.Method:
-  """The method, with both evaluation arms: "memory" (attempts with reflections, or tips) and "none".
+  """The method, with both evaluation arms: "memory" (attempts with reflections, tips, or
+  re-scored) and "none".
 
   `memory` is for the REMEMBERING. ValueError where one of them has none.
 
@@ -52,6 +58,10 @@ def make(
     if memory is None:
       raise ValueError("EMPO2 needs a memory; open one (training.memories) and pass it")
     return empo2.make(config, credit_config, shape, memory)
+  if isinstance(config, retrospex.RetrospexConfig):
+    if memory is None:
+      raise ValueError("Retrospex needs a memory; make one (training.memories) and pass it")
+    return retrospex.make(config, credit_config, shape, memory)
   if isinstance(config, lamer.LamerConfig):
     method = lamer.make(config, credit_config, shape)
     return method._replace(arms={**method.arms, "none": baselines.trial(config.attempts)})

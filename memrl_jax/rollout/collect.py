@@ -40,6 +40,7 @@ def request_key(seed: Sequence[int], trial: Trial, request: Generate) -> np.ndar
   """Raw PRNG key of one request, uint32[2]: a function of who asks, never of the batch it runs in."""
   phase = 0 if request.phase == "play" else 1
   path = [*seed, trial.group, trial.index, request.attempt, phase, request.turn]
+  path += [request.draw] if request.draw else []
   return np.random.SeedSequence(path).generate_state(2, np.uint32)
 
 

@@ -19,13 +19,17 @@ class VoidTrial(Exception):
 
 
 class Generate(NamedTuple):
-  """Ask the policy. `build` turns the view into messages; it may be called again on a smaller view."""
+  """Ask the policy. `build` turns the view into messages; it may be called again on a smaller view.
+
+  `draw` counts the answers that are sampled to one prompt.
+  """
 
   phase: Phase
   attempt: int
   turn: int
   build: Callable[[base.View], list[Message]]
   view: base.View
+  draw: int = 0
 
 
 class EnvCall(NamedTuple):

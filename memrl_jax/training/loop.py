@@ -20,6 +20,7 @@ import numpy as np
 from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import pool
+from memrl_jax.methods import retrospex
 from memrl_jax.models import lora, tiny, weights
 from memrl_jax.rollout import collect, credit, pack, policies
 from memrl_jax.sampling import engine, remote
@@ -72,7 +73,7 @@ class Run:
     remembered = None
     if settings.method_name in methods.REMEMBERING:
       self.embedder = memories.embedder(settings, self.cfg, self.initial, self.chat)
-      remembered = memories.remembered(settings, self.embedder, memory)
+      remembered = memories.of_method(settings, self.embedder, memory)
     self.method = methods.make(settings.method, settings.credit, self._credit_shape(), remembered)
     self.engine = engine.Engine(self.cfg, self.initial, settings.engine)
     self.evaluator = evaluate.Evaluator(settings, self.method.arms)
@@ -235,6 +236,8 @@ class Run:
     record, trials = self.evaluator.run(
       self.policy(sampling), step=step, label=label, base=base, memory=self.reader
     )
+    for arm, played in trials.items():
+      record["arms"][arm] |= retrospex.summary(played)
     for line in table(record):
       progress.say(line)
     return record, trials
@@ -384,7 +387,7 @@ def _update(run: Run, log: metrics.MetricsLog, envs: pool.EnvPool, update: int, 
   numbers = rollout_metrics(trials)
   if not run.settings.frozen:
     numbers |= run.learn(update, trials)
-  run.method.remember(trials)
+  numbers |= run.method.remember(trials) or {}
   learned = time.perf_counter()
   reason = _reason_to_stop(run, update, trials, numbers)
   timing = {

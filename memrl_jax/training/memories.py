@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from memrl_jax.memory import bank, embed, novelty, tips
-from memrl_jax.methods import empo2
+from memrl_jax.methods import base, empo2, retrospex
 from memrl_jax.models import policy
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.sampling import chat
@@ -48,6 +48,15 @@ def _hidden(cfg: DecoderConfig, params: Any, tokens_NT, length_N) -> jax.Array:
   segment_NT = (place_T < length_N[:, None]).astype(np.int32)
   position_NT = np.broadcast_to(place_T, tokens_NT.shape).astype(np.int32)
   return policy.hidden(params, cfg, tokens_NT, segment_NT, position_NT)
+
+
+def of_method(
+  settings: Settings, embedding: embed.Embedder, folder: pathlib.Path | None
+) -> base.Remembered:
+  """What the run's own method remembers; transitions of Retrospex live in its checkpoints alone."""
+  if isinstance(settings.method, retrospex.RetrospexConfig):
+    return retrospex.Remembered(settings.method, embedding, settings.seed, settings.train.updates)
+  return remembered(settings, embedding, folder)
 
 
 def remembered(
