@@ -10,7 +10,7 @@ from memrl_jax.sampling import chat
 
 def test_every_embedded_environment_ships_a_warm_start_within_the_size_limit():
   assert tiny.shipped() == sorted(imitate.RECIPES)
-  assert {recipe.family for recipe in imitate.RECIPES.values()} == set(base.families())
+  assert {recipe.family for recipe in imitate.RECIPES.values()} <= set(base.families())
   size = sum(path.stat().st_size for path in tiny.ASSETS.rglob("*") if path.is_file())
   assert size < 12e6
   for name in tiny.shipped():
@@ -18,7 +18,7 @@ def test_every_embedded_environment_ships_a_warm_start_within_the_size_limit():
     assert 0.5e6 <= cfg.parameters <= 5e6
 
 
-@pytest.mark.parametrize("name", sorted(imitate.RECIPES))
+@pytest.mark.parametrize("name", sorted(n for n, r in imitate.RECIPES.items() if not r.rounds))
 def test_memory_does_not_hurt_the_warm_start_and_there_is_room_to_learn(name):
   """512 tasks: the standard error of the gate is about .03, hence the margin below zero."""
   recipe = imitate.RECIPES[name]
@@ -29,3 +29,17 @@ def test_memory_does_not_hurt_the_warm_start_and_there_is_room_to_learn(name):
   assert result["gate"] > -0.03
   assert result["memory"]["valid"] >= 0.97
   assert 0.10 <= result["none"]["pass"][0] <= 0.40
+
+
+@pytest.mark.parametrize("name", sorted(n for n, r in imitate.RECIPES.items() if r.rounds))
+def test_tips_help_the_warm_start_and_those_of_failures_do_not_hurt(name):
+  """256 tasks: the standard error of a share near .5 is .03, of one near .01 it is .006."""
+  recipe = imitate.RECIPES[name]
+  cfg, params = weights.load_directory(tiny.directory(name))
+  text = chat.load(tiny.tokenizer_directory())
+  family = base.family(recipe.family)
+  result = imitate.measure(family, recipe.evaluate, cfg, params, text, 256, 0, "tips")
+  assert result["gain"] >= 0.3
+  assert result["failed"]["success"] >= result["none"]["success"] - 0.01
+  assert min(result[arm]["valid"] for arm in ("none", "perfect", "pooled")) >= 0.97
+  assert result["none"]["success"] <= 0.05 and 0.2 <= result["none"]["early"] <= 0.6
