@@ -4,16 +4,18 @@ import json
 
 import pytest
 
-from experiments import base, run
+from experiments import base, recipes, run
 from memrl_jax import methods
 from memrl_jax.envs import panel
 
 FILES = run._config_files()
 EXTRA = {"darkroom": ("heldout",), "minesweeper": ("mines5",), "sokoban": ("boxes2",)}
+LAMER = [m for m in methods.METHODS if m not in ("hgpo", *methods.REMEMBERING)]
+TIPS = ("empo2", "grpo", "gigpo", "reflexion", "retrospex")  # where EMPO2 plays
 CASES = [
   (path.stem, variant)
   for path in FILES
-  for variant in ("laptop", "smoke", "paper", *EXTRA[path.stem.partition("_")[2]])
+  for variant in ("laptop", "smoke", "paper", *EXTRA.get(path.stem.partition("_")[2], ()))
 ]
 
 
@@ -27,9 +29,8 @@ def settings(name, variant="laptop", *overrides):
 
 
 def test_there_is_one_file_for_each_method_and_environment():
-  wanted = {
-    f"{m}_{e}" for m in methods.METHODS if m != "hgpo" for e in EXTRA
-  }  # hgpo: gigpo's file with two values changed
+  wanted = {f"{m}_{e}" for m in LAMER for e in EXTRA}  # hgpo: gigpo's file with two values changed
+  wanted |= {f"{m}_{e}" for m in TIPS for e in recipes.TIP_ENVIRONMENTS}
   assert {path.stem for path in FILES} == wanted
 
 
@@ -38,7 +39,7 @@ def test_every_file_and_variant_gives_checked_settings(name, variant):
   s = settings(name, variant)
   method, _, env = name.partition("_")
   assert (s.name, s.variant, s.method_name, s.env.name) == (name, variant, method, env)
-  assert s.frozen == (s.train.updates == 0)
+  assert (s.train.updates == 0) == (s.frozen and method not in methods.REMEMBERING)
   longest = max(s.sampling.play_tokens, s.sampling.reflect_tokens)
   assert longest <= s.pack.response <= s.pack.length
   assert s.engine.buckets[-1] <= s.pack.length  # or a long prompt ends the run
