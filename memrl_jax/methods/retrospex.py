@@ -22,6 +22,7 @@ Letters: C candidates of a turn. A transition is one turn: (state, action, rewar
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ import numpy as np
 
 from memrl_jax.envs import prompting
 from memrl_jax.envs.base import AttemptLog
+from memrl_jax.memory import transitions
 from memrl_jax.memory.embed import Embedder
 from memrl_jax.methods import base
 from memrl_jax.ops import iql
@@ -46,7 +48,9 @@ from memrl_jax.rollout.trial import (
 from memrl_jax.types import Memo, Recall, Trial, Turn
 
 LIKELIHOODS = ("sequence", "token")
-_ROWS = 64  # pairs are scored, and texts kept, in powers of two from here on: few shapes to compile
+_ROWS = (
+  64  # pairs are scored, and texts padded, in powers of two from here on: few shapes to compile
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,13 +218,13 @@ def summary(trials: Sequence[Trial]) -> dict[str, float]:
 class Remembered:
   """Transitions and the critic fitted to them (base.Remembered); answers what an action is worth.
 
-  A text is kept once, as its vector, and transitions name rows; both live in the checkpoint. Rewards
-  are fitted in units of the largest one, and Q is given back in the environment's.
+  Rewards are fitted in units of the largest one, and Q is given back in the environment's.
   """
 
   def __init__(self, config: RetrospexConfig, embedder: Embedder, seed: int, updates: int):
     self.config, self._embedder, self._updates = config, embedder, updates
     self._key = jax.random.key(seed)
+    self._kept = transitions.Transitions(embedder, config.capacity)
     self.reset()
 
   @property
@@ -231,64 +235,37 @@ class Remembered:
     """Keeps the transitions of one update, fits where it is due; returns metrics. Void trials never."""
     for one in trials:
       if one.void is None:
-        self._append([turn for turn in one.turns if turn.phase == "play"])
-    self._forget()
+        for _, attempt in itertools.groupby(one.turns, key=lambda turn: turn.attempt):
+          self._append([turn for turn in attempt if turn.phase == "play"])
+    self._kept.trim()
     self._done += 1
     numbers = {
-      "memory/transitions": float(len(self._links)),
-      "memory/texts": float(len(self._rows)),
+      "memory/transitions": float(len(self._kept)),
+      "memory/texts": float(self._kept.texts),
     }
     every = self.config.fit_every
-    if len(self._links) and (self._done == self._updates or (every and self._done % every == 0)):
+    if len(self._kept) and (self._done == self._updates or (every and self._done % every == 0)):
       numbers["memory/q_loss"] = self._fit()
     return numbers
 
   def _append(self, turns: Sequence[Turn]) -> None:
-    states = self._known([turn.key for turn in turns])
-    actions = self._known([action(turn.sample.text) for turn in turns])
-    over = [
-      n + 1 == len(turns) or turns[n + 1].attempt != turn.attempt for n, turn in enumerate(turns)
-    ]
-    after = [0 if end else states[n + 1] for n, end in enumerate(over)]
-    links = np.array([states, actions, after, over], np.int32).T
-    self._links = np.concatenate([self._links, links])
-    rewards = np.array([turn.reward for turn in turns], np.float32)
-    self._rewards = np.concatenate([self._rewards, rewards])
-
-  def _known(self, texts: Sequence[str]) -> list[int]:
-    """The rows of these texts, new ones included."""
-    vectors = self._embedder.embed(texts)
-    return [self._rows.setdefault(vector.tobytes(), len(self._rows)) for vector in vectors]
-
-  def _forget(self) -> None:
-    """Drops the oldest transitions above the capacity, and the texts that only they named."""
-    if len(self._links) <= self.config.capacity:
-      return
-    keep = slice(-self.config.capacity, None)
-    links, self._rewards = self._links[keep], self._rewards[keep]
-    used, places = np.unique(links[:, :3], return_inverse=True)
-    self._links = np.concatenate([places.reshape(-1, 3), links[:, 3:]], axis=1).astype(np.int32)
-    vectors = list(self._rows)
-    self._rows = {vectors[row]: place for place, row in enumerate(used)}
-
-  def _table(self) -> np.ndarray:
-    joined = b"".join(self._rows)
-    return np.frombuffer(joined, np.float32).reshape(-1, self._embedder.dimension)
+    actions = [action(turn.sample.text) for turn in turns]
+    self._kept.append([turn.key for turn in turns], actions, [turn.reward for turn in turns])
 
   def _fit(self) -> float:
-    c, count = self.config, len(self._links)
-    self._scale = float(np.abs(self._rewards).max()) or 1.0
-    state_N, action_N, next_N, over_N = _padded(self._links, c.capacity).T
+    c, kept = self.config, self._kept
+    self._scale = float(np.abs(kept.rewards_N).max()) or 1.0
+    state_N, action_N, next_N, over_N = _padded(kept.links_N4, c.capacity).T
     data = iql.Transitions(
-      _padded(self._table(), _size(len(self._rows))),
+      _padded(kept.table_UD, _size(kept.texts)),
       state_N,
       action_N,
       next_N,
-      _padded(self._rewards / np.float32(self._scale), c.capacity),
+      _padded(kept.rewards_N / np.float32(self._scale), c.capacity),
       over_N.astype(bool),
     )
     self._critic, loss = iql.fit(
-      self._critic, data, count, jax.random.fold_in(self._key, self._done),
+      self._critic, data, len(kept), jax.random.fold_in(self._key, self._done),
       steps=c.steps, batch=min(c.batch, c.capacity), tau=c.expectile, gamma=c.gamma,
       learning_rate=c.learning_rate, polyak=c.polyak,
     )  # fmt: skip
@@ -309,22 +286,20 @@ class Remembered:
     ]
 
   def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    arrays = {"texts": self._table(), "links": self._links, "rewards": self._rewards}
     leaves = jax.tree.leaves(self._critic)
-    arrays |= {f"critic{n}": np.asarray(leaf) for n, leaf in enumerate(leaves)}
-    return arrays, {"done": self._done, "fits": self._fits, "scale": self._scale}
+    weights = {f"critic{n}": np.asarray(leaf) for n, leaf in enumerate(leaves)}
+    rest = {"done": self._done, "fits": self._fits, "scale": self._scale}
+    return self._kept.state() | weights, rest
 
   def load(self, arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> None:
     self._done, self._fits, self._scale = rest["done"], rest["fits"], rest["scale"]
-    self._links, self._rewards = arrays["links"], arrays["rewards"]
-    self._rows = {vector.tobytes(): row for row, vector in enumerate(arrays["texts"])}
+    self._kept.load(arrays)
     tree = jax.tree.structure(self._critic)
     self._critic = tree.unflatten([arrays[f"critic{n}"] for n in range(tree.num_leaves)])
 
   def reset(self) -> None:
     self._done, self._fits, self._scale = 0, 0, 1.0
-    self._links, self._rewards = np.zeros((0, 4), np.int32), np.zeros(0, np.float32)
-    self._rows: dict[bytes, int] = {}  # vector -> its row, in order
+    self._kept.clear()
     self._critic = iql.init(self._key, self._embedder.dimension, self.config.hidden)
 
   def close(self) -> None:

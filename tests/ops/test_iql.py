@@ -39,22 +39,22 @@ def test_the_q_loss_is_a_mean_over_twins_and_transitions():
 
 
 # Two states: in the first, "stay" ends with .3 and "go" leads to the second, where "stay" ends with 0
-# and "go" with 1. The data go one time in ten, in both.
+# and "go" with 1. The data start in both, and go one time in ten.
 FIRST, SECOND, STAY, GO = range(4)
 GAMMA = 0.9
 CHAIN = (
-  [(FIRST, STAY, 0, 0.3, True)] * 90
-  + [(FIRST, GO, SECOND, 0.0, False)] * 10
+  [(FIRST, STAY, 0, 0.3, True)] * 9
+  + [(FIRST, GO, SECOND, 0.0, False)]
   + [(SECOND, STAY, 0, 0.0, True)] * 9
   + [(SECOND, GO, 0, 1.0, True)]
 )
 
 
-def fitted(tau, pad=(0.0, 0), steps=2000):
+def fitted(tau, pad=(0.0, 0), steps=1200):
   """Q of (first, stay), (first, go), (second, stay), (second, go); `pad` fills rows that do not count."""
   state, action, after, reward, done = (np.array(column) for column in zip(*CHAIN, strict=True))
   junk, row = pad
-  fill = lambda column, value: np.concatenate([column, np.full(18, value, column.dtype)])  # noqa: E731
+  fill = lambda column, value: np.concatenate([column, np.full(4, value, column.dtype)])  # noqa: E731
   data = iql.Transitions(
     np.eye(4, dtype=np.float32),
     fill(state, row),
@@ -66,7 +66,7 @@ def fitted(tau, pad=(0.0, 0), steps=2000):
   critic = iql.init(jax.random.key(0), 4, 16)
   critic, loss = iql.fit(
     critic, data, len(CHAIN), jax.random.key(1),
-    steps=steps, batch=128, tau=tau, gamma=GAMMA, learning_rate=5e-3, polyak=0.05,
+    steps=steps, batch=24, tau=tau, gamma=GAMMA, learning_rate=5e-3, polyak=0.05,
   )  # fmt: skip
   pairs = np.array([(s, a) for s in (FIRST, SECOND) for a in (STAY, GO)])
   return np.asarray(iql.score(critic, data.table_UD[pairs[:, 0]], data.table_UD[pairs[:, 1]])), loss
