@@ -103,6 +103,15 @@ def test_candidates_have_their_own_keys_and_the_chosen_turn_has_what_was_sampled
   turns = sum(len(trial.turns) for trial in rescored)
   assert retrospex.summary(rescored) == {"changed": changed / turns}
   assert retrospex.summary(plain) == {}
+  path = [
+    7,
+    3,
+    0,
+    0,
+    0,
+    1,
+  ]  # seed, group, index, attempt, playing, turn: as before there were draws
+  assert first["0.3.0", 1][0][0] == tuple(np.random.SeedSequence(path).generate_state(2, np.uint32))
   for where, found in first.items():  # the plain arm gets the first of the candidates
     assert found[0][0] == asked.get(where, found)[0][0] and len(found) == 1
 
