@@ -153,9 +153,11 @@ def scienceworld(config: Config, variant: str) -> None:
   config.adapt.options.task = "chemistry-mix-paint-secondary-color"  # [P] Fig. 8
   config.adapt.options.split = "test"
   config.adapt.options.variations = 9
-  config.train.concurrency = 32  # [us]: a Java process each
+  config.train.concurrency = 32  # [us]: a Java process each, 350 MB
+  config.env.timeout_s = 300.0  # [us]: many simulators start at once
   if variant != "paper":
     _tiny_reader(config)
+    config.env.isolation = "process"
     config.env.max_calls = 8
     config.env.jvms = 4
     config.train.concurrency = 4

@@ -55,7 +55,7 @@ def borrow(kind: Kind, most: int) -> Jvm:
       raise RuntimeError(
         f"{most} ScienceWorld simulators are in use in this process; play fewer trials at once "
         "(config.train.concurrency), use more workers (config.env.workers) or allow more "
-        "(config.env.options.jvms)"
+        "(config.env.jvms)"
       )
     _lent += 1
     alive = [jvm for jvm in _idle if jvm.alive()]

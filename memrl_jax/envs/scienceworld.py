@@ -276,7 +276,7 @@ class Random(_Player):
     if not options.admissible:
       raise ValueError(
         "the random player draws from the admissible actions; turn them on "
-        "(config.env.options.admissible=True)"
+        "(config.env.admissible=True)"
       )
     super().__init__(options, rng)
 

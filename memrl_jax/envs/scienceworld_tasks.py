@@ -103,7 +103,7 @@ def canonical(task: str) -> str:
       return name
   raise ValueError(
     f"ScienceWorld task {task!r} is not known; choose a name such as find-animal or a short id such as "
-    "4-4 from memrl_jax/envs/scienceworld_tasks.py (config.env.options.task)"
+    "4-4 from memrl_jax/envs/scienceworld_tasks.py (config.env.task)"
   )
 
 
@@ -126,8 +126,8 @@ class Options:
   task: a name or short id of TASKS. split: one of SPLITS. variations: the first so many of the split
   (0: all); EMPO2 trains on the first 5 and tests on the first 20. Where fewer exist, those that
   exist are played and a warning says so.
-  simplifications: "easy" (what EMPO2's environment plays: teleport, open doors, self-watering pots,
-  and no electrical actions but for electrical tasks), or a tuple of SIMPLIFICATIONS.
+  simplifications: ("easy",) is what EMPO2's environment plays (teleport, open doors, self-watering pots,
+  and no electrical actions but for electrical tasks); or any of SIMPLIFICATIONS; () for none.
   max_calls: turns of an episode. The simulator itself counts moves, and an input that it does not
   know, or a look around, is free there.
   ambiguous: what is done when the simulator asks which of several things is meant: "first" takes the
@@ -145,7 +145,7 @@ class Options:
   task: str = "find-animal"
   split: str = "train"
   variations: int = 5
-  simplifications: str | tuple[str, ...] = "easy"
+  simplifications: tuple[str, ...] = ("easy",)
   max_calls: int = 30
   ambiguous: str = "first"
   correction: bool = False
@@ -163,18 +163,18 @@ class Options:
     if self.max_calls < 1 or self.jvms < 1 or self.heap_mb < MIN_HEAP_MB:
       raise ValueError(
         f"max_calls {self.max_calls}, jvms {self.jvms} and heap_mb {self.heap_mb} must be at least 1, 1 and "
-        f"{MIN_HEAP_MB} (config.env.options)"
+        f"{MIN_HEAP_MB} (config.env)"
       )
     if self.examples and not pathlib.Path(self.examples).is_file():
       raise ValueError(
         f"there is no file of worked examples at {self.examples}; give the path of a text file, or none "
-        "(config.env.options.examples)"
+        "(config.env.examples)"
       )
     exist = len(variations(self.task, self.split))
     if self.variations < 0:
       raise ValueError(
         f"{self.variations} variations cannot be played; choose a positive number, or 0 for all "
-        "(config.env.options.variations)"
+        "(config.env.variations)"
       )
     if self.variations > exist:
       warnings.warn(
@@ -188,7 +188,7 @@ class Options:
       if getattr(self, name) not in allowed:
         raise ValueError(
           f"{name} {getattr(self, name)!r} is not known; choose one of {', '.join(allowed)} "
-          f"(config.env.options.{name})"
+          f"(config.env.{name})"
         )
 
   def _check_simplifications(self) -> None:
@@ -197,19 +197,18 @@ class Options:
     if unknown:
       raise ValueError(
         f"simplification {unknown[0]!r} is not known; choose from easy, {', '.join(SIMPLIFICATIONS)} "
-        "(config.env.options.simplifications)"
+        "(config.env.simplifications)"
       )
     if "noElectricalAction" in names and electrical(self.task):
       raise ValueError(
         f"{self.task} cannot be solved without electrical actions; leave out noElectricalAction "
-        "(config.env.options.simplifications)"
+        "(config.env.simplifications)"
       )
 
   @property
   def simplification_string(self) -> str:
     """As the simulator reads it: names joined by commas."""
-    given = self.simplifications
-    return given if isinstance(given, str) else ",".join(given)
+    return ",".join(self.simplifications)
 
   def simplified(self, name: str) -> bool:
     """Whether one of SIMPLIFICATIONS is in force; "easy" is all but openContainers."""

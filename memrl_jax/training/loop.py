@@ -30,6 +30,7 @@ from memrl_jax.training import step as steps
 from memrl_jax.training.settings import Settings
 from memrl_jax.types import Trial
 
+MASKED_ALARM = 0.2  # share of masked tokens that is worth a word
 TRAIN, EVALUATE, SHUFFLE, MODE = 0, 1, 2, 3  # streams of randomness under the run's seed
 
 
@@ -203,7 +204,9 @@ class Run:
       for name in ("train/logp_gap", "train/logp_gap_max"):
         numbers[name] = float(history[0][name])
       if not numbers.get("train/off_policy", 1.0):  # nothing to say about rows that are not there
-        for name in ("train/ratio_off", "train/clipped_off"):
+        gone = ["train/ratio_off", "train/clipped_off"]
+        gone += ["train/masked"] if settings.loss.mask_scope == "off_policy" else []
+        for name in gone:
           del numbers[name]
       numbers["train/finite"] = float(min(h["train/finite"] for h in history))
     numbers["train/micro_batches"] = sum(len(part) for part in parts)
@@ -281,6 +284,7 @@ def rollout_metrics(trials: Sequence[Trial]) -> dict[str, float]:
     "rollout/valid": result["valid"],
     "rollout/void": result["void"] / max(len(trials), 1),
     "rollout/repetition": guard.repetition(trials),
+    "rollout/repeated": repeated(trials),
     "rollout/episodes": sum(len(trial.attempts) for trial in trials if trial.void is None),
     "rollout/response_tokens": float(np.mean([len(t.sample.ids) for t in turns])) if turns else 0.0,
     "rollout/prompt_tokens": float(np.mean([len(t.sample.prompt_ids) for t in turns]))
@@ -291,6 +295,19 @@ def rollout_metrics(trials: Sequence[Trial]) -> dict[str, float]:
   for k, share in enumerate(result["pass"], start=1):
     numbers[f"rollout/pass@{k}"] = share
   return numbers
+
+
+def repeated(trials: Sequence[Trial]) -> float:
+  """Share of played turns that do in a state what the attempt has done there before."""
+  told = []
+  for trial in trials:
+    if trial.void is None:
+      seen = set()
+      for turn in trial.turns:
+        if turn.phase == "play":
+          told.append((turn.attempt, turn.anchor, turn.action) in seen)
+          seen.add((turn.attempt, turn.anchor, turn.action))
+  return float(np.mean(told)) if told else 0.0
 
 
 def table(record: dict[str, Any]) -> list[str]:
@@ -409,6 +426,11 @@ def _update(run: Run, log: metrics.MetricsLog, envs: pool.EnvPool, update: int, 
   if numbers["rollout/void"]:
     shown["void"] = numbers["rollout/void"]
   progress.update(update + 1, shown, seconds=learned - began)
+  if numbers.get("train/masked", 0.0) > MASKED_ALARM:
+    progress.say(
+      f"update {update + 1}: {numbers['train/masked']:.0%} of the tokens are below config.loss.mask_logp "
+      "and not pushed; the memory asks for what the policy alone hardly ever says"
+    )
   if reason:
     progress.say(reason)
   return reason or "finished"

@@ -226,7 +226,7 @@ def test_random_plays_admissible_actions_without_focus(opened):
   player = scienceworld.Random(Options(admissible=True), np.random.default_rng(0))
   said = {player.play(base.View((), base.AttemptLog(0, first))) for _ in range(60)}
   assert said == {f"<action>{action}</action>" for action in VALID if "focus" not in action}
-  with pytest.raises(ValueError, match=r"options\.admissible=True"):
+  with pytest.raises(ValueError, match=r"env\.admissible=True"):
     scienceworld.Random(Options(), np.random.default_rng(0))
 
 

@@ -118,7 +118,7 @@ def test_prompts_list_what_the_options_allow(tmp_path: pathlib.Path):
 
   assert "teleport to" in told() and "connect X" not in told()
   assert "connect X" in told(task="power-component")
-  assert "teleport" not in told(simplifications=()) and "connect X" in told(simplifications="")
+  assert "teleport" not in told(simplifications=()) and "connect X" in told(simplifications=())
   assert "EXAMPLE" not in told() and "EXAMPLE ONE" in told(examples=str(file))
   assert told().endswith("GOAL\nROOM") and told(max_calls=77).count("77") == 1
   assert "<action>" in told(style="full") and "<action>" not in told()

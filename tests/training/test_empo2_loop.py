@@ -10,6 +10,8 @@ from experiments import run as command
 from memrl_jax.memory import transfer
 from memrl_jax.memory.store import Store
 from memrl_jax.training import checkpoint, folder, loop, metrics
+from memrl_jax.types import Trial
+from tests.rollout import trials as make
 
 
 def config(**changes):
@@ -139,3 +141,14 @@ def test_adaptation_fills_a_memory_of_its_own_while_the_weights_stay(whole, tmp_
   assert records[0]["trials"] == 4
   assert remembered(whole, tmp_path) == before
   assert "adaptation of the memory" in whole.report.read_text("utf-8")
+
+
+def test_an_action_repeated_in_the_same_state_of_an_attempt_is_counted():
+  turns = [make.turn(0, "play", t, anchor=a) for t, a in enumerate("sstss")]
+  for turn, action in zip(turns, ("left", "left", "left", "up", "left"), strict=True):
+    turn.action = action
+  turns.append(make.turn(1, "play", 0, anchor="s"))  # another attempt begins anew
+  turns[-1].action = "left"
+  void = Trial("game", 0, 0, 1, turns=turns[:2], void="crash")
+  # Of 6 turns the second and the fifth do what was done in that state before.
+  assert loop.repeated([Trial("game", 0, 0, 0, turns=turns), void]) == pytest.approx(2 / 6)
