@@ -187,6 +187,10 @@ def run(arguments: Arguments) -> int:
   check(settings)
   name = f"{experiment.name}-{experiment.variant}-{folder.config_hash(experiment.record())}"
   path = pathlib.Path(arguments.workdir or pathlib.Path("runs") / name)
+  if settings.remote.url and arguments.mode == "adapt":
+    raise ValueError(
+      "a memory is filled with weights of this process; leave config.remote.url empty for --mode=adapt"
+    )
   if settings.remote.url and arguments.mode != "export":
     return _run_remote(arguments, experiment, settings, path)
   work = {"train": _train, "eval": _evaluate, "adapt": _adapt, "export": _export}[arguments.mode]
@@ -196,8 +200,11 @@ def run(arguments: Arguments) -> int:
 def check(settings: Any) -> None:
   """What a run needs from disk: its model and its panel. ValueError says what is wrong with them."""
   from memrl_jax.envs import panel as panels
+  from memrl_jax.models import lora, weights
 
-  settings.model.directory()
+  directory = settings.model.directory()
+  if settings.lora.rank:
+    lora.check(weights.read_config(directory), settings.lora)
   panel = panels.load(settings.eval.panel)
   if panel.env != settings.env.name:
     raise ValueError(

@@ -17,6 +17,7 @@ from experiments import run
 from memrl_jax.envs import panel
 from memrl_jax.training import loop, settings
 
+EMPO2 = "--config=experiments/empo2_lab.py:smoke"
 LAMER = "--config=experiments/lamer_darkroom.py:smoke"
 
 
@@ -59,6 +60,15 @@ def contents(folder):
   }
 
 
+def test_adapters_that_do_not_fit_the_model_are_refused_before_there_is_a_run_folder(
+  capsys, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  words = "LoRA rank 4096 does not lie between 1 and"
+  assert words in refused(capsys, LAMER, "--config.lora.rank=4096")
+  assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
   "argv,words",
   [
@@ -83,6 +93,12 @@ def contents(folder):
     ((LAMER, "--config.sampling.top_p=0.9"), "top_p 0.9"),
     ((LAMER, "--config.train.group_size=1"), "group of 1"),
     ((LAMER, "--config.pack.response=4"), "config.pack.response"),
+    ((LAMER, "--config.novelty.kind=prototypes"), "lamer pays no novelty reward"),
+    ((LAMER, "--mode=adapt", "--config.remote.url=http://127.0.0.1:1/v1"), "config.remote.url"),
+    ((EMPO2, "--config.loss.off_policy=none"), "config.loss.off_policy"),
+    ((EMPO2, "--config.tips.rank=best"), "choose one of score, similarity"),
+    ((EMPO2, "--config.env.family=door-1"), "family 'door-1' is not known"),
+    ((EMPO2, "--config.memory.embedder=minilm"), "config.memory.directory"),
     ((LAMER, "--config.method.name=gig"), "choose one of lamer, empo2"),
     (("--config=experiments/lamer_sokoban.py", "--config.env.boxes=30"), "30 boxes need 61"),
     (("--config=experiments/lamer_minesweeper.py", "--config.env.mines=36"), "36 mines"),

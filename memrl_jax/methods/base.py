@@ -38,7 +38,8 @@ class Method(NamedTuple):
 
   trial:    the program that training trials run.
   credit:   gives every trained turn its advantage; returns metrics.
-  remember: reads finished trials into a memory (a no-op where memory lives in the context).
+  remember: reads finished trials into a memory (a no-op where memory lives in the context); may
+            return metrics.
   arms:     evaluation programs by name; "memory" is the method's own way to play.
   plan:     decides how each trial of an update uses the memory, from a generator of that update.
   memory:   what it remembers outside of the context, if anything.
@@ -46,7 +47,7 @@ class Method(NamedTuple):
 
   trial: Program
   credit: Callable[[Sequence[Trial]], dict[str, float]]
-  remember: Callable[[Sequence[Trial]], None]
+  remember: Callable[[Sequence[Trial]], dict[str, float] | None]
   arms: Mapping[str, Program]
   plan: Callable[[Sequence[Trial], np.random.Generator], None] = lambda trials, rng: None
   memory: Remembered | None = None

@@ -63,6 +63,13 @@ _COMPANIONS = (
 _CONFIG_COMPANIONS = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
 
 
+def read_config(path: str | os.PathLike[str]) -> DecoderConfig:
+  """The decoder of a checkpoint, without its weights; errors as in `load_directory`."""
+  folder = pathlib.Path(path)
+  fields = _read_json(folder, _CONFIG)
+  return huggingface.config_from_fields(fields, source=str(folder / _CONFIG))
+
+
 def load_directory(
   path: str | os.PathLike[str], *, dtype: Dtype = "float32", place: Place | None = None
 ) -> tuple[DecoderConfig, policy.Params]:
@@ -74,8 +81,7 @@ def load_directory(
   missing, unexpected or of the wrong shape.
   """
   folder = pathlib.Path(path)
-  fields = _read_json(folder, _CONFIG)
-  cfg = huggingface.config_from_fields(fields, source=str(folder / _CONFIG))
+  cfg = read_config(folder)
   source = folder / (_TENSORS if (folder / _TENSORS).is_file() else _INDEX)
   with _Files(folder) as files:
     plain = huggingface.text_names(files.names)
