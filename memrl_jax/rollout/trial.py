@@ -150,30 +150,19 @@ async def play(
 
 async def reflect(ctx: Context, log: base.AttemptLog) -> str:
   """Writes a reflection on the attempt that has just failed; it does not see earlier reflections."""
-  view = base.View((), log)
-  answer = await ctx.ask(Generate("reflect", log.index, 0, ctx.prompts.reflect, view))
-  text, valid = ctx.prompts.parse_reflection(answer.sample.text)
-  ctx.trial.turns.append(
-    Turn(
-      attempt=log.index,
-      phase="reflect",
-      index=0,
-      messages=answer.messages,
-      sample=answer.sample,
-      action=text,
-      valid=valid,
-      reward=0.0,
-      anchor="reflect",
-    )
-  )
-  return text
+  return await _write(ctx, log, ctx.prompts.reflect, ctx.prompts.parse_reflection, "reflect")
 
 
 async def write_tip(ctx: Context, log: base.AttemptLog) -> None:
   """Ends a trial with a tip about it, in `trial.tip`; its tokens carry no loss."""
-  answer = await ctx.ask(Generate("reflect", log.index, 0, ctx.prompts.tip, base.View((), log)))
-  text, valid = ctx.prompts.parse_tip(answer.sample.text)
+  text = await _write(ctx, log, ctx.prompts.tip, ctx.prompts.parse_tip, "tip", trained=False)
   ctx.trial.tip = text
+
+
+async def _write(ctx, log, build, parse, anchor: str, trained: bool = True) -> str:
+  """A turn that looks back at an attempt and changes nothing in the environment."""
+  answer = await ctx.ask(Generate("reflect", log.index, 0, build, base.View((), log)))
+  text, valid = parse(answer.sample.text)
   ctx.trial.turns.append(
     Turn(
       attempt=log.index,
@@ -184,10 +173,11 @@ async def write_tip(ctx: Context, log: base.AttemptLog) -> None:
       action=text,
       valid=valid,
       reward=0.0,
-      anchor="tip",
-      trained=False,
+      anchor=anchor,
+      trained=trained,
     )
   )
+  return text
 
 
 def remembered(view: base.View) -> tuple[str, ...]:
