@@ -1,0 +1,190 @@
+"""MiniHack: small worlds in the real NetHack, as text (2109.13202; the game is NLE, 2006.13760).
+
+`minihack_tasks` says what can be played, `minihack_text` writes a screen and reads an answer. A level
+and all that happens in it follow from its seed and the actions: the game is seeded at every opening,
+and the moon, which in NetHack changes luck by the date, is seeded with it. Success is a positive reward
+at the end of the game; what the agent sees is what the game remembers to have shown (fog of war).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from memrl_jax.envs import base, minihack_players, minihack_text, prompting
+from memrl_jax.envs.minihack_tasks import Options, Task, draw, goal
+
+MISSING = (
+  "MiniHack is not installed: run pip install 'memrl_jax[minihack]' 'setuptools<81' (it imports "
+  "pkg_resources, which later setuptools lack)"
+)
+NOT_UNDERSTOOD = (
+  "not understood, nothing was played; name one of the listed actions in <action> tags"
+)
+_DIAGONAL = "nothing was played: stand straight beside the door, not at its corner"
+_ENDINGS = {"TASK_SUCCESSFUL": "The task is done.", "DEATH": "You died."}
+_ENDED = "The game ended: it ran out of moves."
+_making = threading.Lock()  # registering ids and importing is not for two threads at a time
+
+
+class MiniHack(base.Seeded):
+  """The environment; it holds one game, made at the first reset."""
+
+  def __init__(self, options: Options):
+    super().__init__(options, draw, options.turns)
+    self._game: Any = None
+    self._seen: base.Observation | None = None
+
+  def _begin(self, task: Task) -> base.Observation:
+    if self._game is None:
+      self._game = start(task.name)
+      kinds = self._game.actions
+      self._has_key_macro = _has_key_macro(self._game)
+      self._actions = tuple(minihack_text.name(type(kind).__name__, kind.name) for kind in kinds)
+    self._seen = self._observe(minihack_text.read(seed(self._game, task.seed), self._options.crop))
+    return self._seen
+
+  def step(self, response: str) -> base.StepResult:
+    self._check_open()
+    named = minihack_text.parse(response, self._options.style, self._actions)
+    played, won, over, notes, messages = [], False, False, [], []
+    for action in named[: self._options.moves_per_turn]:
+      played.append(action)
+      if action == "apply" and self._at_a_corner():
+        notes.append(_DIAGONAL)
+        break
+      seen, reward, ended, cut, info = self._game.step(self._actions.index(action))
+      over, won = ended or cut, (ended or cut) and reward > 0
+      if over:  # the game has cleared its screen by now
+        told = "The task is done." if won else _ENDINGS.get(info["end_status"].name, _ENDED)
+        self._seen = base.Observation(told, told, goal=self._seen.goal, task=self._seen.task)
+        break
+      messages.append(minihack_text.message(seen))
+    if messages and not over:
+      screen = minihack_text.read(seen, self._options.crop)
+      self._seen = self._observe(screen._replace(message=" ".join(filter(None, messages))))
+    if not played:
+      notes.append(NOT_UNDERSTOOD)
+    elif len(named) > self._options.moves_per_turn:
+      notes.append(f"of {len(named)} actions only the first {self._options.moves_per_turn} count")
+    self._turn += 1
+    self._done = over or self._turn >= self._options.turns
+    return base.StepResult(
+      observation=self._seen,
+      reward=self._options.reward_scale if won else 0.0,
+      done=self._done,
+      success=won,
+      score=float(won),
+      valid=bool(played),
+      action=", ".join(played),
+      note="; ".join(notes),
+    )
+
+  def _at_a_corner(self) -> bool:
+    """Whether the package's APPLY would never return.
+
+    It unlocks the closed door that it finds first and walks towards it until it is open, which from a
+    corner it never is.
+    """
+    towards = self._has_key_macro and self._game.get_object_direction("closed door")
+    return bool(towards) and chr(towards) in "yubn"
+
+  def _observe(self, screen: minihack_text.Screen) -> base.Observation:
+    options = self._options
+    return base.Observation(
+      text=minihack_text.write(
+        screen, self._actions, inventory=options.inventory, status=options.status
+      ),
+      anchor=f"{screen.grid}\n{screen.inventory}",
+      goal=goal(options.task),
+      task=str(self._task),
+    )
+
+  def close(self) -> None:
+    if self._game is not None:
+      game, self._game, self._done = self._game, None, True
+      game.close()
+
+
+def start(name: str) -> Any:
+  """The package's game of this name, without gymnasium's wrappers.
+
+  Raises:
+    ImportError: the package is missing.
+    ValueError: it has no such task, or its levels do not follow from a seed.
+  """
+  with _making:
+    try:
+      import gymnasium
+      import minihack  # noqa: F401 (registers the ids)
+    except ImportError as error:
+      raise ImportError(MISSING) from error
+    known = f"MiniHack-{name}"
+    if known not in gymnasium.registry:
+      raise ValueError(
+        f"MiniHack has no task {name!r}; its ids are {_ids(gymnasium.registry)} (config.env.task)"
+      )
+    if name.startswith("Boxoban"):
+      raise ValueError(
+        f"the levels of {name} are drawn outside the game and cannot be repeated; choose another task "
+        "(config.env.task)"
+      )
+    game = gymnasium.make(
+      known, observation_keys=minihack_text.KEYS, disable_env_checker=True, fix_moon_phase=True
+    )
+    return game.unwrapped
+
+
+def _ids(registry) -> str:
+  return ", ".join(sorted(name for name in registry if name.startswith("MiniHack-")))
+
+
+def seed(game: Any, number: int) -> dict[str, Any]:
+  """Opens the level of a game's seed; what is seen of it at first."""
+  if hasattr(game, "minigrid_env"):  # draws its rooms itself, and its own seed() is out of date
+    game.minigrid_env.reset(seed=number)
+  game.nethack.set_initial_seeds(number, number, False)
+  return game.reset()[0]
+
+
+def _has_key_macro(game: Any) -> bool:
+  from minihack.envs import keyroom
+
+  return isinstance(game, keyroom.MiniHackKeyDoor)
+
+
+# Prompts.
+
+
+def prompts(options: Options) -> base.Prompts:
+  """Prompts in the style of the options."""
+  several = options.moves_per_turn > 1
+  rules = (
+    "You are the character @ in a small dungeon of the game NetHack, seen from above: north is up, west "
+    "is left. The map shows the surroundings as far as you have seen them, with you in the middle; what "
+    f"is blank was not seen yet. {goal(options.task)} You have {options.turns} turns"
+    + (
+      f" of up to {options.moves_per_turn} actions each.\n"
+      if several
+      else ", one action in each.\n"
+    )
+    + "Walking into a monster attacks it, walking into a boulder pushes it, and doors cannot be passed "
+    "diagonally. Each turn lists the actions that there are."
+  )
+  what = "your next actions, parted by commas," if several else "your next action"
+  request = (
+    "Think about where you are, what is still unknown and what stands in your way, then give "
+    f"{what} inside tags, for example <action>north</action>."
+  )
+  wording = prompting.Wording(rules, request, str)
+  return prompting.chat(wording) if options.style == "chat" else prompting.full(wording)
+
+
+FAMILY = base.Family(
+  name="minihack",
+  options=Options,
+  make=MiniHack,
+  prompts=prompts,
+  players={"explorer": minihack_players.Explorer, "random": minihack_players.Random},
+  describe=lambda options, seed: f"{draw(options, seed)} seed {draw(options, seed).seed}",
+)
