@@ -21,7 +21,6 @@ MISSING = (
 NOT_UNDERSTOOD = (
   "not understood, nothing was played; name one of the listed actions in <action> tags"
 )
-_DIAGONAL = "nothing was played: stand straight beside the door, not at its corner"
 _ENDINGS = {"TASK_SUCCESSFUL": "The task is done.", "DEATH": "You died."}
 _ENDED = "The game ended: it ran out of moves."
 _making = threading.Lock()  # registering ids and importing is not for two threads at a time
@@ -39,9 +38,10 @@ class MiniHack(base.Seeded):
     if self._game is None:
       self._game = start(task.name)
       kinds = self._game.actions
-      self._has_key_macro = _has_key_macro(self._game)
       self._actions = tuple(minihack_text.name(type(kind).__name__, kind.name) for kind in kinds)
-    self._seen = self._observe(minihack_text.read(seed(self._game, task.seed), self._options.crop))
+    self._asked = {"goal": goal(task.name), "task": str(task)}
+    seen = seed(self._game, task.seed)
+    self._seen = self._observe(seen, minihack_text.message(seen))
     return self._seen
 
   def step(self, response: str) -> base.StepResult:
@@ -50,19 +50,15 @@ class MiniHack(base.Seeded):
     played, won, over, notes, messages = [], False, False, [], []
     for action in named[: self._options.moves_per_turn]:
       played.append(action)
-      if action == "apply" and self._at_a_corner():
-        notes.append(_DIAGONAL)
-        break
       seen, reward, ended, cut, info = self._game.step(self._actions.index(action))
       over, won = ended or cut, (ended or cut) and reward > 0
       if over:  # the game has cleared its screen by now
         told = "The task is done." if won else _ENDINGS.get(info["end_status"].name, _ENDED)
-        self._seen = base.Observation(told, told, goal=self._seen.goal, task=self._seen.task)
+        self._seen = base.Observation(told, told, **self._asked)
         break
       messages.append(minihack_text.message(seen))
     if messages and not over:
-      screen = minihack_text.read(seen, self._options.crop)
-      self._seen = self._observe(screen._replace(message=" ".join(filter(None, messages))))
+      self._seen = self._observe(seen, " ".join(filter(None, messages)))
     if not played:
       notes.append(NOT_UNDERSTOOD)
     elif len(named) > self._options.moves_per_turn:
@@ -80,25 +76,13 @@ class MiniHack(base.Seeded):
       note="; ".join(notes),
     )
 
-  def _at_a_corner(self) -> bool:
-    """Whether the package's APPLY would never return.
-
-    It unlocks the closed door that it finds first and walks towards it until it is open, which from a
-    corner it never is.
-    """
-    towards = self._has_key_macro and self._game.get_object_direction("closed door")
-    return bool(towards) and chr(towards) in "yubn"
-
-  def _observe(self, screen: minihack_text.Screen) -> base.Observation:
+  def _observe(self, seen: dict[str, Any], message: str) -> base.Observation:
     options = self._options
-    return base.Observation(
-      text=minihack_text.write(
-        screen, self._actions, inventory=options.inventory, status=options.status
-      ),
-      anchor=f"{screen.grid}\n{screen.inventory}",
-      goal=goal(options.task),
-      task=str(self._task),
+    screen = minihack_text.read(seen, options.crop)
+    text = minihack_text.write(
+      screen, message, self._actions, inventory=options.inventory, status=options.status
     )
+    return base.Observation(text, f"{screen.grid}\n{screen.inventory}", **self._asked)
 
   def close(self) -> None:
     if self._game is not None:
@@ -145,12 +129,6 @@ def seed(game: Any, number: int) -> dict[str, Any]:
     game.minigrid_env.reset(seed=number)
   game.nethack.set_initial_seeds(number, number, False)
   return game.reset()[0]
-
-
-def _has_key_macro(game: Any) -> bool:
-  from minihack.envs import keyroom
-
-  return isinstance(game, keyroom.MiniHackKeyDoor)
 
 
 # Prompts.

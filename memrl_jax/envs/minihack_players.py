@@ -75,27 +75,34 @@ class Explorer(_Player):
     for cells in wanted:
       if way := known.way_to(set(cells).__contains__):
         return way
-    if not known.bridges and (way := self._push(known)):
-      return way
-    for cells in (known.bridges - known.visited, known.unexplored()):
+    for cells in (known.bridges - known.visited, known.beyond_water()):
       if way := known.way_to(cells.__contains__):
         return way
+    if way := self._push(known) or known.way_to(known.unexplored().__contains__):
+      return way
     return str(self._rng.choice([name for name in WAYS if name in actions] or actions))
 
   def _push(self, known: Known) -> str:
-    """The next step of the shortest straight push of a boulder into water; "" when there is none."""
+    """The next step of the shortest straight push of a boulder into water; "" when there is none.
+
+    A push over an earlier bridge lengthens it and goes before all others.
+    """
     best, chosen = None, ""
     for boulder in known.shown("`"):
       for way, step in WAYS.items():
-        cell, length = _step(boulder, step), 1
+        cell, length, over = _step(boulder, step), 1, False
         while known.cells.get(cell) in (".", "<"):
+          over |= cell in known.bridges
           cell, length = _step(cell, step), length + 1
         behind = _step(boulder, step, -1)
         if known.cells.get(cell) != "}" or (behind, way) in known.failed:
           continue
         path = known.path_to(behind.__eq__)
-        if path is not None and (best is None or len(path) + length < best):
-          best, chosen = len(path) + length, path[0] if path else way
+        if path is None:
+          continue
+        cost = (not over, len(path) + length)
+        if best is None or cost < best:
+          best, chosen = cost, path[0] if path else way
     return chosen
 
 
@@ -153,6 +160,11 @@ class Known:
       and self._walkable(cell, traps=True)
       and any(_step(cell, step) not in self.cells for step in _SQUARE)
     }
+
+  def beyond_water(self) -> set[Cell]:
+    """What is unexplored to the right of the water."""
+    shore = max((cell[0] for cell in self.shown("}")), default=10**6)
+    return {cell for cell in self.unexplored() if cell[0] > shore}
 
   def way_to(self, wanted: Callable[[Cell], bool]) -> str:
     """The first step to the nearest wanted cell other than this one; "" when none can be reached."""

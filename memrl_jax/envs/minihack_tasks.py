@@ -25,8 +25,8 @@ GOALS = {
   "ExploreMaze": f"Find a way through the maze to {_STAIRS}",
   "Labyrinth": f"Find a way through the labyrinth to {_STAIRS}",
   "HideNSeek": f"Keep out of the monster's sight and reach {_STAIRS}",
-  "KeyRoom": "Pick up the key, shown as (, unlock the closed door, shown as +, by applying the key while "
-  f"you stand straight beside the door, then reach {_STAIRS}",
+  "KeyRoom": "Pick up the key, shown as (, unlock the closed door, shown as +, by applying the key "
+  f"beside the door, then reach {_STAIRS}",
   "LockedDoor": f"Get through the locked door, for example by kicking it, and reach {_STAIRS}",
   "ClosedDoor": f"Get through the closed door and reach {_STAIRS}",
   "River": "Push boulders, shown as `, into the river, shown as }, until there is a way across it, and "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -21,9 +21,8 @@ _COLUMN, _ROW, _HEALTH, _MOST = 0, 1, 10, 11  # of blstats
 
 
 class Screen(NamedTuple):
-  """What can be said of one moment. `grid` has the agent in its centre and is blank outside the map."""
+  """What is seen at one moment. `grid` has the agent in its centre and is blank outside the map."""
 
-  message: str
   grid: str
   legend: str
   inventory: str
@@ -36,7 +35,6 @@ def read(seen: Mapping[str, np.ndarray], crop: int) -> Screen:
   column, row = int(stats[_COLUMN]), int(stats[_ROW])
   grid, legend = _surroundings(seen["chars"], seen["screen_descriptions"], column, row, crop)
   return Screen(
-    message=message(seen),
     grid=grid,
     legend=legend,
     inventory=_carried(seen["inv_letters"].tobytes(), seen["inv_strs"].tobytes()),
@@ -49,13 +47,15 @@ def message(seen: Mapping[str, np.ndarray]) -> str:
   return " ".join(_string(seen["message"].tobytes()).split())
 
 
-def write(screen: Screen, actions: Sequence[str], *, inventory: bool, status: bool) -> str:
+def write(
+  screen: Screen, message: str, actions: tuple[str, ...], *, inventory: bool, status: bool
+) -> str:
   """The observation: message, status, map, legend, what is carried, what can be done."""
-  lines = [f"Message: {screen.message}"] if screen.message else []
+  lines = [f"Message: {message}"] if message else []
   lines += [screen.status] if status else []
   lines += [f"Map:\n{screen.grid}", f"In view: {screen.legend}"]
   lines += [f"You carry: {screen.inventory or 'nothing'}"] if inventory else []
-  lines.append(_choices(tuple(actions)))
+  lines.append(_choices(actions))
   return "\n".join(lines)
 
 
@@ -66,27 +66,26 @@ def _choices(actions: tuple[str, ...]) -> str:
 
 def _surroundings(chars, described, column: int, row: int, crop: int) -> tuple[str, str]:
   """(the map around a position, what its symbols mean)."""
-  height, width = chars.shape
   top, left = max(0, row - crop), max(0, column - crop)
   rows, columns = slice(top, row + crop + 1), slice(left, column + crop + 1)
-  part = chars[rows, columns]
-  lines = part.tobytes().decode("latin-1").replace("\0", " ")
-  size, before = part.shape[1], " " * (left - column + crop)
-  texts = [(before + lines[at : at + size]).rstrip() for at in range(0, len(lines), size)]
-  above, below = top - row + crop, row + crop + 1 - height
+  symbols = chars[rows, columns]
+  size, before = symbols.shape[1], " " * (left - column + crop)
+  shown = symbols.tobytes().decode("latin-1").replace("\0", " ")
+  lines = [(before + shown[at : at + size]).rstrip() for at in range(0, len(shown), size)]
+  above, below = top - row + crop, max(0, row + crop + 1 - len(chars))
   cells = np.ascontiguousarray(described[rows, columns])
   names = cells.view(f"S{cells.shape[-1]}").ravel().tolist()
   here = (row - top) * size + column - left
-  found = {(lines[at], names[at]) for at in range(len(names)) if names[at] and at != here}
-  legend = _legend(frozenset(found), lines[here])
-  return "\n".join(["" for _ in range(above)] + texts + ["" for _ in range(below)]), legend
+  names[here] = b""  # the agent, whose cell says who it is and not what it stands on
+  legend = _legend(frozenset(zip(shown, names, strict=True)), shown[here])
+  return "\n".join([""] * above + lines + [""] * below), legend
 
 
 @functools.lru_cache(maxsize=4096)
 def _legend(found: frozenset[tuple[str, bytes]], agent: str) -> str:
   meanings: dict[str, list[str]] = {agent: ["you"]}
   for symbol, name in sorted(found):
-    if symbol != " ":
+    if symbol != " " and name:
       meanings.setdefault(symbol, []).append(_string(name))
   return ", ".join(f"{symbol} {' or '.join(names)}" for symbol, names in meanings.items())
 
@@ -97,7 +96,9 @@ def _carried(letters: bytes, strings: bytes) -> str:
   items = [strings[at : at + size] for at in range(0, len(strings), size)]
   letters = letters.decode("latin-1")
   return ", ".join(
-    f"{letter}) {_string(item)}" for letter, item in zip(letters, items, strict=True) if letter > "\0"
+    f"{letter}) {_string(item)}"
+    for letter, item in zip(letters, items, strict=True)
+    if letter > "\0"
   )
 
 
@@ -120,7 +121,20 @@ _MEANT = {
   "use": "apply", "unlock": "apply", "stay": "wait", "put on": "puton", "take off": "takeoff",
   "drink": "quaff", "go down": "descend", "hit": "fight",
 }  # fmt: skip
-_FILLER = ("i", "will", "go", "move", "walk", "step", "head", "run", "the", "to", "towards", "action")
+_FILLER = (
+  "i",
+  "will",
+  "go",
+  "move",
+  "walk",
+  "step",
+  "head",
+  "run",
+  "the",
+  "to",
+  "towards",
+  "action",
+)
 
 
 def name(kind: str, member: str) -> str:
@@ -147,7 +161,7 @@ def _aliases() -> dict[str, str]:
 ALIASES = _aliases()
 
 
-def parse(response: str, style: str, actions: Sequence[str]) -> list[str]:
+def parse(response: str, style: str, actions: tuple[str, ...]) -> list[str]:
   """The actions that a response names, in order, up to the first that is not understood.
 
   They stand in action tags, parted by commas, lines or "then": a name, an alias or a number of the
@@ -160,7 +174,7 @@ def parse(response: str, style: str, actions: Sequence[str]) -> list[str]:
     body = next(iter(response.strip().splitlines()), "").lower()
   found = []
   for piece in re.split(r"[,;\n]+|\bthen\b", (body or "").strip()):
-    action = named(piece, tuple(actions), strict)
+    action = named(piece, actions, strict)
     if not action:
       break
     found.append(action)
