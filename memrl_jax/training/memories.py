@@ -6,6 +6,7 @@ import contextlib
 import pathlib
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,16 +38,22 @@ def embedder(
       lambda texts: [list(text.reply(one)) for one in texts],
       hidden,
       dimension=cfg.dim,
-      label=settings.model.checkpoint,
+      label=f"{settings.model.checkpoint}:{fingerprint(params)}",
       max_tokens=max(settings.engine.buckets),
     )
   return embed.Cached(made, memory.cache)
 
 
+def fingerprint(params: Any) -> str:
+  """Eight digits that other weights will not share: a checksum over the first values of every array."""
+  firsts = [leaf[(0,) * (leaf.ndim - 1)][:64] for leaf in jax.tree.leaves(params)]
+  values = (np.asarray(first, np.float32).tobytes() for first in jax.device_get(firsts))
+  return f"{zlib.crc32(b''.join(values)):08x}"
+
+
 def _hidden(cfg: DecoderConfig, params: Any, tokens_NT, length_N) -> jax.Array:
-  place_T = np.arange(tokens_NT.shape[1])
-  segment_NT = (place_T < length_N[:, None]).astype(np.int32)
-  position_NT = np.broadcast_to(place_T, tokens_NT.shape).astype(np.int32)
+  position_NT = np.broadcast_to(np.arange(tokens_NT.shape[1], dtype=np.int32), tokens_NT.shape)
+  segment_NT = (position_NT < length_N[:, None]).astype(np.int32)
   return policy.hidden(params, cfg, tokens_NT, segment_NT, position_NT)
 
 

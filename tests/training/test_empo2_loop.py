@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ from experiments import base, empo2_lab
 from experiments import run as command
 from memrl_jax.memory import transfer
 from memrl_jax.memory.store import Store
-from memrl_jax.training import checkpoint, folder, loop, metrics
+from memrl_jax.training import checkpoint, folder, loop, memories, metrics
 from memrl_jax.types import Trial
 from tests.rollout import trials as make
 
@@ -152,3 +153,16 @@ def test_an_action_repeated_in_the_same_state_of_an_attempt_is_counted():
   void = Trial("game", 0, 0, 1, turns=turns[:2], void="crash")
   # Of 6 turns the second and the fifth do what was done in that state before.
   assert loop.repeated([Trial("game", 0, 0, 0, turns=turns), void]) == pytest.approx(2 / 6)
+
+
+def test_the_policy_embedder_is_named_by_the_weights_it_reads():
+  made = base.settings(config(**{"memory.embedder": "policy"}), "empo2_lab", "smoke")
+  run = loop.Run(made)
+  first = run.embedder
+  vectors = first.embed(["goal lamp", "at hall chest", "goal lamp"])
+  assert vectors.shape == (3, run.cfg.dim) and np.allclose(np.linalg.norm(vectors, axis=1), 1)
+  assert np.array_equal(vectors[0], vectors[2]) and vectors[0] @ vectors[1] < 0.999
+  norm = jax.tree.map(lambda leaf: leaf + 1e-3, run.initial["final_norm"])
+  moved = memories.embedder(made, run.cfg, run.initial | {"final_norm": norm}, run.chat)
+  assert moved.name != first.name and first.name.startswith("policy:tiny:lab:")
+  run.close()
