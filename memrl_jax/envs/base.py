@@ -209,6 +209,7 @@ _MODULES = {
   "minesweeper": "memrl_jax.envs.minesweeper",
   "scienceworld": "memrl_jax.envs.scienceworld",
   "sokoban": "memrl_jax.envs.sokoban",
+  "swe": "memrl_jax.envs.swe",
   "webshop": "memrl_jax.envs.webshop",
 }
 
