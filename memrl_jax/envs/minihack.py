@@ -1,29 +1,24 @@
 """MiniHack: small worlds in the real NetHack, as text (2109.13202; the game is NLE, 2006.13760).
 
-`minihack_tasks` says what can be played, `minihack_text` writes a screen and reads an answer. A level
-and all that happens in it follow from its seed and the actions: the game is seeded at every opening,
-and the moon, which in NetHack changes luck by the date, is seeded with it. Success is a positive reward
-at the end of the game; what the agent sees is what the game remembers to have shown (fog of war).
+`minihack_tasks` says what can be played, `minihack_game` runs the games, `minihack_text` writes a screen
+and reads an answer. A level and all that happens in it follow from its seed and the actions: the game
+is seeded at every opening, and with it the moon, which in NetHack changes luck by the date. Success is
+a positive reward at the end of the game; what the agent sees is what the game remembers to have shown
+(fog of war).
 """
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
-from memrl_jax.envs import base, minihack_players, minihack_text, prompting
+from memrl_jax.envs import base, minihack_game, minihack_players, minihack_text, prompting
 from memrl_jax.envs.minihack_tasks import Options, Task, draw, goal
 
-MISSING = (
-  "MiniHack is not installed: run pip install 'memrl_jax[minihack]' 'setuptools<81' (it imports "
-  "pkg_resources, which later setuptools lack)"
-)
 NOT_UNDERSTOOD = (
   "not understood, nothing was played; name one of the listed actions in <action> tags"
 )
 _ENDINGS = {"TASK_SUCCESSFUL": "The task is done.", "DEATH": "You died."}
 _ENDED = "The game ended: it ran out of moves."
-_making = threading.Lock()  # registering ids and importing is not for two threads at a time
 
 
 class MiniHack(base.Seeded):
@@ -36,11 +31,11 @@ class MiniHack(base.Seeded):
 
   def _begin(self, task: Task) -> base.Observation:
     if self._game is None:
-      self._game = start(task.name)
+      self._game = minihack_game.start(task.name)
       kinds = self._game.actions
       self._actions = tuple(minihack_text.name(type(kind).__name__, kind.name) for kind in kinds)
     self._asked = {"goal": goal(task.name), "task": str(task)}
-    seen = seed(self._game, task.seed)
+    seen = minihack_game.seed(self._game, task.seed)
     self._seen = self._observe(seen, minihack_text.message(seen))
     return self._seen
 
@@ -88,47 +83,6 @@ class MiniHack(base.Seeded):
     if self._game is not None:
       game, self._game, self._done = self._game, None, True
       game.close()
-
-
-def start(name: str) -> Any:
-  """The package's game of this name, without gymnasium's wrappers.
-
-  Raises:
-    ImportError: the package is missing.
-    ValueError: it has no such task, or its levels do not follow from a seed.
-  """
-  with _making:
-    try:
-      import gymnasium
-      import minihack  # noqa: F401 (registers the ids)
-    except ImportError as error:
-      raise ImportError(MISSING) from error
-    known = f"MiniHack-{name}"
-    if known not in gymnasium.registry:
-      raise ValueError(
-        f"MiniHack has no task {name!r}; its ids are {_ids(gymnasium.registry)} (config.env.task)"
-      )
-    if name.startswith("Boxoban"):
-      raise ValueError(
-        f"the levels of {name} are drawn outside the game and cannot be repeated; choose another task "
-        "(config.env.task)"
-      )
-    game = gymnasium.make(
-      known, observation_keys=minihack_text.KEYS, disable_env_checker=True, fix_moon_phase=True
-    )
-    return game.unwrapped
-
-
-def _ids(registry) -> str:
-  return ", ".join(sorted(name for name in registry if name.startswith("MiniHack-")))
-
-
-def seed(game: Any, number: int) -> dict[str, Any]:
-  """Opens the level of a game's seed; what is seen of it at first."""
-  if hasattr(game, "minigrid_env"):  # draws its rooms itself, and its own seed() is out of date
-    game.minigrid_env.reset(seed=number)
-  game.nethack.set_initial_seeds(number, number, False)
-  return game.reset()[0]
 
 
 # Prompts.

@@ -119,7 +119,7 @@ _WAYS = {
 _MEANT = {
   "pick up": "pickup", "pick": "pickup", "take": "pickup", "get": "pickup", "grab": "pickup",
   "use": "apply", "unlock": "apply", "stay": "wait", "put on": "puton", "take off": "takeoff",
-  "drink": "quaff", "go down": "descend", "hit": "fight",
+  "drink": "quaff", "downstairs": "descend", "hit": "fight",
 }  # fmt: skip
 _FILLER = (
   "i",
@@ -184,7 +184,7 @@ def parse(response: str, style: str, actions: tuple[str, ...]) -> list[str]:
 @functools.lru_cache(maxsize=4096)
 def named(text: str, actions: tuple[str, ...], strict: bool = False) -> str:
   """The action that a text names first; "" when none, or when it says more than that and may not."""
-  said = re.findall(r"[a-z]+|\d+", text)
+  said = re.findall(r"[a-z]+\d*|\d+", text)
   phrase = " ".join(said)
   if phrase.isdigit() and 1 <= int(phrase) <= len(actions):
     return actions[int(phrase) - 1]
