@@ -23,6 +23,11 @@ MISSING = (
   "pkg_resources, which later setuptools lack)"
 )
 LOCK = "memrl_jax.lock"
+_CANNOT = {
+  "Boxoban": "its levels are drawn outside the game and cannot be repeated",
+  "CrossingS": "the package cannot make it with present versions of minigrid",
+  "-Custom": "it is a frame for levels of one's own",
+}
 _making = threading.Lock()  # registering ids and compiling levels is not for two threads at a time
 _swept = False
 
@@ -32,7 +37,7 @@ def start(name: str) -> Any:
 
   Raises:
     ImportError: the package is missing.
-    ValueError: it has no such task, or its levels do not follow from a seed.
+    ValueError: it has no such task, or one of the 15 that cannot be played.
   """
   global _swept
   with _making:
@@ -48,11 +53,11 @@ def start(name: str) -> Any:
         f"MiniHack has no task {name!r} among its {len(known)}; nearest are {', '.join(near)} "
         "(config.env.task)"
       )
-    if name.startswith("Boxoban"):
-      raise ValueError(
-        f"the levels of {name} are drawn outside the game and cannot be repeated; choose another task "
-        "(config.env.task)"
-      )
+    for part, why in _CANNOT.items():
+      if part in name:
+        raise ValueError(
+          f"MiniHack task {name!r} cannot be played: {why}; choose another (config.env.task)"
+        )
     if not _swept:
       sweep(pathlib.Path(tempfile.gettempdir()))
       _swept = True

@@ -121,6 +121,7 @@ _MEANT = {
   "use": "apply", "unlock": "apply", "stay": "wait", "put on": "puton", "take off": "takeoff",
   "drink": "quaff", "downstairs": "descend", "hit": "fight",
 }  # fmt: skip
+_LONGEST = 3  # words of a phrase: "far north east"
 _FILLER = (
   "i",
   "will",
@@ -190,7 +191,7 @@ def named(text: str, actions: tuple[str, ...], strict: bool = False) -> str:
     return actions[int(phrase) - 1]
   said = said if phrase in actions else [word for word in said if word not in _FILLER]
   for start in range(len(said)):
-    for end in range(len(said), start, -1):
+    for end in range(min(start + _LONGEST, len(said)), start, -1):
       phrase = " ".join(said[start:end])
       meant = phrase if phrase in actions else ALIASES.get(phrase, "")
       if meant in actions:

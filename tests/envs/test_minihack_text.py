@@ -126,6 +126,8 @@ def test_what_is_out_of_view_changes_nothing():
     ("0", []),
     ("11", []),
     ("kick", []),
+    ("stay", []),  # known words, but there is no such action here
+    ("nothing " * 20_000 + "north", ["north"]),  # long answers are read in no time
     ("upset", []),
     ("", []),
   ],

@@ -152,8 +152,13 @@ def test_other_tasks_open_and_unknown_ones_say_what_there_is(opened):
     assert environment.step("<action>1</action>").valid
   with pytest.raises(ValueError, match=r"has no task 'Rom-5x5-v0'.*nearest are Room-5x5-v0"):
     opened(task="Rom-5x5-v0").reset(0)
-  with pytest.raises(ValueError, match="drawn outside the game"):
-    opened(task="Boxoban-Medium-v0").reset(0)
+  for task, why in (
+    ("Boxoban-Medium-v0", "drawn outside the game"),
+    ("LavaCrossingS9N1-v0", "versions of minigrid"),
+    ("Skill-Custom-v0", "levels of one's own"),
+  ):
+    with pytest.raises(ValueError, match=f"cannot be played: .*{why}"):
+      opened(task=task).reset(0)
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -217,23 +222,20 @@ def test_resets_and_new_games_leave_memory_bounded(opened):
   assert sizes[-1] - sizes[10] < 15, (sizes[10], sizes[-1])
 
 
-def test_the_environment_costs_little_beside_the_game(opened):
-  """Text is ours to build, so the bound is on it; all of an episode's other costs are the game's."""
+def test_a_turn_costs_less_than_two_and_a_half_steps_of_the_game(opened):
   environment = opened(task="MazeWalk-9x9-v0", turns=10**6)
   environment.reset(0)
-  game, moves = environment._game, np.random.default_rng(0).integers(0, 8, 150).tolist()
+  game, moves = environment._game, np.random.default_rng(0).integers(0, 8, 100).tolist()
   answers = [f"<action>{environment._actions[move]}</action>" for move in moves]
 
-  def seconds(work, tasks):
+  def seconds(work, arguments):
     minihack_game.seed(game, draw(Options(), 0).seed)
-    begun = time.perf_counter()
-    for task in tasks:
-      work(task)
-    return (time.perf_counter() - begun) / len(tasks)
+    begun = time.process_time()
+    for argument in arguments:
+      work(argument)
+    return time.process_time() - begun
 
-  rounds = [(seconds(environment.step, answers), seconds(game.step, moves)) for _ in range(9)]
-  ours, bare = np.median(rounds, axis=0)
-  assert ours - bare < 150e-6, (
-    ours,
-    bare,
-  )  # 40 microseconds on a quiet machine; a token takes longer
+  ratios = [seconds(environment.step, answers) / seconds(game.step, moves) for _ in range(15)]
+  # 1.7 on a quiet machine: 55 microseconds are the game's and 40 go into the text, most of them into
+  # the legend (experiments/bench/minihack.py). A model's single token takes a hundred times longer.
+  assert np.median(ratios) < 2.5, ratios
