@@ -71,17 +71,13 @@ cd "$root"
 mkdir -p old proc dev/shm
 for pair in $writable; do
   mkdir -p ".${pair#*:}"
-  mount --bind "$folder/${pair%%:*}" ".${pair#*:}"
-  mount -o remount,bind,nosuid,nodev ".${pair#*:}"
+  mount -o bind,nosuid,nodev "$folder/${pair%%:*}" ".${pair#*:}"
 done
 for path in $readable; do
-  if [ -L "$path" ]; then cp -P "$path" ".$path"
-  elif [ -d "$path" ]; then
-    mkdir -p ".$path"
-    mount --bind "$path" ".$path"
-    mount -o remount,bind,ro,nosuid,nodev ".$path"
-  fi
+  mkdir -p ".$path"
+  mount -o bind,ro,nosuid,nodev "$path" ".$path"
 done
+[ -z "$links" ] || cp -P $links .
 for name in null zero full random urandom; do
   : > "dev/$name"
   mount --bind "/dev/$name" "dev/$name"
@@ -212,13 +208,20 @@ def _readable() -> list[str]:
   return found
 
 
+def _linked(path: str) -> bool:
+  """Whether it is a link of the root folder, as /bin is where it belongs to /usr."""
+  return os.path.dirname(path) == "/" and os.path.islink(path)
+
+
 def _unshare(rooted: bool, folder: str) -> list[str]:
+  shown = _readable()
   user = [] if rooted else ["--user", "--map-root-user"]
   named = {
     "root": f"{folder}/root",
     "folder": folder,
     "writable": " ".join(f"{name}:{path}" for name, path in WRITABLE.items()),
-    "readable": " ".join(_readable()),
+    "readable": " ".join(path for path in shown if not _linked(path)),
+    "links": " ".join(filter(_linked, shown)),
   }
   return [
     *("setpriv", "--pdeathsig=KILL"),  # the sandbox ends with us, however we end
@@ -233,7 +236,7 @@ def _bubblewrap(folder: str) -> list[str]:
     part
     for path in _readable()
     for part in (
-      ("--symlink", os.readlink(path), path) if os.path.islink(path) else ("--ro-bind", path, path)
+      ("--symlink", os.readlink(path), path) if _linked(path) else ("--ro-bind", path, path)
     )
   ]
   own = [part for name, path in WRITABLE.items() for part in ("--bind", f"{folder}/{name}", path)]
