@@ -202,6 +202,18 @@ class ExperienceBank:
 
   # --- writing ------------------------------------------------------------------------------------
 
+  def put(self, scope: str, items: Iterable[tuple[str, str]]) -> list[int]:
+    """Adds (query, text) that no generation wrote, such as a bank made beforehand; their ids."""
+    items = list(items)
+    by_entry = self.config.key == "entry"
+    self.prepare(text if by_entry else query for query, text in items)
+    with self._writing:
+      data, score = self._data("", 0, []), self._start(scope)
+      ops = [Add(scope, text if by_entry else query, text, score, data) for query, text in items]
+      done = self.memory.commit(ops, once=True, why="put")
+      self._forget(done.evicted)
+      return list(done.ids)
+
   def record(self, sample: Sample, *, extractor: int, step: int) -> int:
     """Keeps a response of the extractor as it was sampled; its id."""
     with self._lock:

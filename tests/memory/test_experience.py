@@ -111,6 +111,7 @@ def test_replies_are_taken_as_a_whole_or_not_at_all():
     (says(add("a"), update(0, "b")), "not among the 2"),  # 1-based: 0 is not the last one
     (says(add("a"), update(True, "b")), "not among the 2"),
     (says(add("a"), add(" <answer> ")), "no text"),
+    (says(add("a"), add("\ud800")), "no text"),  # no Unicode: the store would refuse it
     (says(add("a"), {"op": "delete", "index": 1}), "is none of"),
     (says(*[add("a")] * 4), "at most 3"),
     (says(add("a")).replace("</think>", ""), "does not end"),
@@ -259,9 +260,9 @@ def test_capacity_evicts_the_oldest_or_the_least_useful(make):
   for evict, stay in (("fifo", ["two", "three"]), ("utility", ["one", "three"])):
     bank = make(capacity=2, evict=evict)
     (a, b), _ = put(bank, "one", "two")
-    end(bank, "t0", True, a)
-    end(bank, "t1", False, b)
-    put(bank, "three")  # untried: as good as the average, and not the first to go
+    for n, success in enumerate((True, True, False)):
+      end(bank, f"t{n}", success, b, *[a] * success)
+    put(bank, "three")  # untried: the average of 1 and 1/3, so not the first to go
     assert [entry.text for entry in bank.memory.entries("s")] == stay
     assert a in dict(bank._paid) or evict == "fifo"
 
@@ -337,7 +338,16 @@ def test_a_full_buffer_loses_what_waits_longest_and_scripted_samples_never_wait(
   scripted = bank.record(sample(ids=()), extractor=0, step=0)
   answer = bank.record(sample(), extractor=0, step=0)
   end(bank, "u", False, asked=(scripted, answer, answer))
-  assert bank.state()[1]["samples"]["buffer"][-1] == [answer, -1.0, 1]
+  waiting = bank.state()[1]["samples"]["buffer"]
+  assert waiting[-1] == [answer, -1.0, 1] and scripted not in [row[0] for row in waiting]
+
+
+def test_entries_put_by_hand_are_found_and_pay_nobody(make):
+  bank = make(key="query")
+  (a,) = bank.put("s", [("where is the key", "in the cellar")])
+  assert bank.search("s", ["where is the key"], 0)[0][0].entry.text == "in the cellar"
+  end(bank, "t", True, a)
+  assert bank.memory.entries("s")[0].score == 1.0 and bank.stats()["waiting"] == 0
 
 
 def test_only_generations_that_nobody_needs_are_forgotten(make):
