@@ -164,7 +164,7 @@ class ExperienceBank:
     self.memory.close()
 
   def prepare(self, texts: Iterable[str]) -> None:
-    """Embeds texts that will be searched or written soon, while no lock is held."""
+    """Embeds texts that are about to be written, while no lock is held."""
     self.memory.embedder.embed(list(texts))
 
   # --- reading ------------------------------------------------------------------------------------
@@ -178,9 +178,12 @@ class ExperienceBank:
     """
     pools = self.memory.search(scope, queries, self.config.pool * self.config.top)
     with self._lock:
-      return [self._choose(hits, step, count) for hits in pools]
+      if count:
+        return [self._count(self._choose(hits, step, self._queries), step) for hits in pools]
+      return [self._choose(hits, step, self._queries + n) for n, hits in enumerate(pools)]
 
-  def _choose(self, hits: list[bank.Hit], step: int, count: bool) -> list[bank.Hit]:
+  def _choose(self, hits: list[bank.Hit], step: int, number: int) -> list[bank.Hit]:
+    """The best of a pool; `number` of the query draws where `sample` is set."""
     config = self.config
     shown = [self._shown.get(hit.id, (0, None)) for hit in hits]
     recent = [last is not None and step - last < config.window for _, last in shown]
@@ -188,16 +191,17 @@ class ExperienceBank:
       np.array([times for times, _ in shown]), np.array(recent), lambda_=config.lambda_
     )
     if config.sample:
-      rng = np.random.default_rng([config.seed, self._queries])
+      rng = np.random.default_rng([config.seed, number])
       places = retrieval.drawn(score_P, config.top, rng)
     else:
       places = retrieval.best(score_P, config.top)
-    chosen = [hits[place] for place in places]
-    if count:
-      self._queries += 1
-      for hit in chosen:
-        self._shown[hit.id] = (self._shown.get(hit.id, (0, None))[0] + 1, step)
-        self._samples.use(hit.entry.data["generation"], step)
+    return [hits[place] for place in places]
+
+  def _count(self, chosen: list[bank.Hit], step: int) -> list[bank.Hit]:
+    self._queries += 1
+    for hit in chosen:
+      self._shown[hit.id] = (self._shown.get(hit.id, (0, None))[0] + 1, step)
+      self._samples.use(hit.entry.data["generation"], step)
     return chosen
 
   # --- writing ------------------------------------------------------------------------------------
@@ -257,6 +261,10 @@ class ExperienceBank:
       done = self.memory.commit(ops, once=True, why=f"experience {generation}")
       self._forget(done.evicted)
       return Applied((*done.ids, *updated), stale)
+
+  def merge_due(self, step: int) -> bool:
+    """Whether the entries are to be merged after this step of the actor (1, 2, ...)."""
+    return step > 0 and step % self.config.merge_every == 0
 
   def chunk(self, scope: str, merged: Sequence[int] = (), after: int = 0) -> list[Entry]:
     """Entries for the next Merge: what the last chunk was merged into, then those with ids > `after`.

@@ -96,12 +96,14 @@ class ExperienceManager:
 
   def __init__(self, config: ManagerConfig, bank: ExperienceBank):
     self.config, self.bank = config, bank
+    # Searches against a resume or the end. Against a writer they have the gate of the memory's mirror,
+    # which is shut only while it moves to a new version; here it would be shut while a disk writes.
     self._gate = gate.Gate()
     self._fence = threading.RLock()
     self._arrived = threading.Condition()
     self._asked: list[tuple[list[Recall], bool, concurrent.futures.Future]] = []
     self._gathering = False
-    self.wait_s = 0.0
+    self._search_s = 0.0
     self._forget()
 
   def _forget(self) -> None:
@@ -127,24 +129,28 @@ class ExperienceManager:
       self._asked.append((list(asks), count, mine))
       leads, self._gathering = not self._gathering, True
       self._arrived.notify_all()
-      if leads:  # the first one waits for others and then searches for all of them
-        self._arrived.wait_for(self._enough, self.config.wait_s)
-        batch, self._asked, self._gathering = self._asked, [], False
     if leads:
-      self._answer(batch)
+      self._lead()
     return mine.result()
 
   def _enough(self) -> bool:
     return sum(len(asks) for asks, _, _ in self._asked) >= self.config.batch
 
-  def _answer(self, batch: list[tuple[list[Recall], bool, concurrent.futures.Future]]) -> None:
+  def _lead(self) -> None:
+    """The first one waits for others, and then searches for all of them."""
+    batch: list[tuple[list[Recall], bool, concurrent.futures.Future]] = []
     try:
+      with self._arrived:
+        try:
+          self._arrived.wait_for(self._enough, self.config.wait_s)
+        finally:
+          batch, self._asked, self._gathering = self._asked, [], False
       for counted in (True, False):
         mine = [(asks, future) for asks, count, future in batch if count is counted]
         found = iter(self._search([ask for asks, _ in mine for ask in asks], counted))
         for asks, future in mine:
           future.set_result([next(found) for _ in asks])
-    except BaseException as error:  # everybody in the batch must hear of it, or would wait for ever
+    except BaseException as error:  # also Ctrl-C: who waits for this search would wait for ever
       for _, _, future in batch:
         if not future.done():
           future.set_exception(error)
@@ -152,14 +158,12 @@ class ExperienceManager:
   def _search(self, asks: list[Recall], count: bool) -> list[tuple[Memo, ...]]:
     if not asks:
       return []
-    self.bank.prepare(ask.query for ask in asks)  # before the gate: nobody waits for an embedder
+    start = time.perf_counter()
     places: dict[str, list[int]] = {}
     for place, ask in enumerate(asks):
       places.setdefault(ask.scope, []).append(place)
     found: list[tuple[Memo, ...]] = [()] * len(asks)
-    start = time.perf_counter()
     with self._gate.reading():
-      self.wait_s = max(self.wait_s, time.perf_counter() - start)
       for scope, mine in places.items():
         queries = [asks[place].query for place in mine]
         hits = self.bank.search(scope, queries, self.step, count=count)
@@ -168,6 +172,7 @@ class ExperienceManager:
             Memo(hit.id, hit.version, hit.entry.text, hit.entry.score, hit.similarity)
             for hit in near
           )
+    self._search_s = max(self._search_s, time.perf_counter() - start)
     return found
 
   # --- what the extractor writes ------------------------------------------------------------------
@@ -237,17 +242,15 @@ class ExperienceManager:
       )
 
   def flush(self) -> list[tuple[Ticket, Applied]]:
-    """Applies the answers that wait, in the order of their tickets, each once; none while suspended."""
+    """Applies the answers that wait, in the order of their tickets, each once, as a version of its own.
+
+    None while an update of the extractor is under way.
+    """
     applied = []
     with self._fence:
-      updates = self._ready()
-      if updates:
-        with self._gate.writing():
-          for update in updates:
-            applied.append((update.ticket, self._apply(update)))
-            del self._pending[
-              update.ticket.number
-            ]  # only now: what failed on a full disk still waits
+      for update in self._ready():
+        applied.append((update.ticket, self._apply(update)))
+        del self._pending[update.ticket.number]  # only now: what met a full disk still waits
     return applied
 
   def _ready(self) -> list[Update]:
@@ -332,10 +335,10 @@ class ExperienceManager:
     """Sizes and waits for metrics.
 
     lag: versions between the extractor's weights and those that wrote the oldest waiting sample.
-    lock_wait_s: the longest that a search stood before the gate since the last call.
+    search_s: the longest search since the last call, its wait for a writer included.
     """
     with self._fence:
-      waited, self.wait_s = self.wait_s, 0.0
+      slowest, self._search_s = self._search_s, 0.0
       oldest = self.bank.oldest()
       return {
         **self.bank.stats(),
@@ -345,7 +348,7 @@ class ExperienceManager:
         "refused": self.refused,
         "serving": self.serving,
         "lag": 0 if oldest is None else self.weights - oldest,
-        "lock_wait_s": waited,
+        "search_s": slowest,
       }
 
   def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -238,6 +238,7 @@ def test_merge_keeps_the_oldest_and_what_all_of_them_earned(make):
   end(bank, "t", True, a, c)
   chunk = bank.chunk("s")
   assert [entry.id for entry in chunk] == [a, b, c]
+  assert [step for step in range(11) if bank.merge_due(step)] == [5, 10]
   shown = [Shown(entry.id, entry.version) for entry in chunk]
   merge = {"op": "merge", "indices": [3, 1], "experience": "one and three"}
   parsed = replies.parse_merge(says(merge, {"op": "discard", "indices": [2]}), 3, chars=40)

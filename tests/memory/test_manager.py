@@ -345,16 +345,15 @@ def test_an_error_reaches_everybody_who_waits_for_the_same_search(shared):
   assert len(errors) == 8
 
 
-def test_readers_never_see_half_a_flush_and_lose_no_write(shared):
-  """Three jobs of two entries a flush: behind the gate there are all six of them, or none."""
+def test_readers_never_see_half_a_job_and_lose_no_write(shared):
+  """A job adds two entries: a reader finds both or none."""
   one = shared[False]
   one.reset()
   stop, sizes, found = threading.Event(), set(), [0] * 4
 
   def read(n):
     while not stop.is_set():
-      with one._gate.reading():  # what one search sees
-        sizes.add(len(texts(one)))
+      sizes.add(len(texts(one)))
       found[n] += len(one.recall([Recall("s", "left 3")], count=True)[0])
 
   threads = [threading.Thread(target=read, args=(n,)) for n in range(4)]
@@ -373,13 +372,13 @@ def test_readers_never_see_half_a_flush_and_lose_no_write(shared):
     for thread in threads:
       thread.join(20)
   assert len(texts(one)) == 60 and min(found) > 0
-  assert len(sizes) > 2 and all(size % 6 == 0 for size in sizes)
+  assert len(sizes) > 2 and all(size % 2 == 0 for size in sizes)
   shown = sum(row[1] for row in one.bank.state()[1]["shown"])
   assert shown == sum(found)  # no count was lost among the threads
 
 
-def test_nothing_is_embedded_behind_the_gate(shared):
-  """A sentence encoder takes its time: whoever searches must not stand there for a writer's texts."""
+def test_a_writer_embeds_before_it_takes_the_fence(shared):
+  """A sentence encoder takes its time: nobody who submits or finishes must stand there for it."""
   one = shared[False]
   one.reset()
   cached = one.bank.memory.embedder
@@ -387,20 +386,43 @@ def test_nothing_is_embedded_behind_the_gate(shared):
 
   class Watched:
     def embed(self, texts):
-      asked.extend((text, one._gate._writing or one._gate._readers > 0) for text in texts)
+      asked.extend((text, one._fence._is_owned(), one.bank._writing._is_owned()) for text in texts)
       return plain.embed(texts)
 
   cached.embedder = Watched()
   try:
     distill(one, "a text that nobody has seen")
     one.flush()
-    one.recall([Recall("s", "a question that nobody has asked")] * 2, count=True)
+    one.recall([Recall("s", "asked twice")] * 2, count=True)
   finally:
     cached.embedder = plain
-  assert asked == [
-    ("a text that nobody has seen", False),
-    ("a question that nobody has asked", False),
-  ]
+  assert asked == [("a text that nobody has seen", False, False), ("asked twice", False, False)]
+
+
+def test_searches_go_on_while_a_disk_writes(shared):
+  one = shared[False]
+  one.reset()
+  distill(one, "first")
+  one.flush()
+  distill(one, "second")
+  store = one.bank.memory.store
+  commit, writing, written = store.commit, threading.Event(), threading.Event()
+
+  def slow(*a, **k):
+    writing.set()
+    written.wait(20)
+    return commit(*a, **k)
+
+  store.commit, thread = slow, threading.Thread(target=one.flush)
+  try:
+    thread.start()
+    assert writing.wait(20)
+    assert one.recall([Recall("s", "first")], count=True)[0][0].text == "first"
+  finally:
+    written.set()
+    thread.join(20)
+    store.commit = commit
+  assert texts(one) == ["first", "second"]
 
 
 def test_a_slow_extractor_does_not_hold_up_searches(shared):
