@@ -39,8 +39,13 @@ def local(home):
   executor.stop()
 
 
+def marked(number):
+  """A time to sleep that no other process of this machine sleeps: `running` finds it."""
+  return f"{number}{os.getpid():07}"
+
+
 def running(marker):
-  """Whether any process of this machine was started with this word in its command."""
+  """Whether any process of this machine sleeps for this time."""
   for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
     try:
       command = entry.read_bytes().split(b"\0")
@@ -111,6 +116,12 @@ def test_nothing_outside_its_folders_can_be_written_or_seen(local, outside):
     with pytest.raises(OSError):
       local.write(path, "broken")
   assert secret.read_text() == "secret"
+  writable = {
+    point
+    for _, point, kind, options, *_ in map(str.split, local.read("/proc/mounts").splitlines())
+    if options.split(",")[0] == "rw" and kind != "proc" and not point.startswith("/dev")
+  }
+  assert writable == {"/testbed", "/tmp", "/home/agent"}
   assert local.run("mount -o remount,rw /usr || umount /usr").code != 0
   leaves = (
     "unshare --user --map-root-user --mount sh -c 'mount -o remount,rw,bind /usr && touch /usr/new'"
@@ -137,13 +148,15 @@ def test_it_sees_neither_the_network_nor_our_environment_nor_other_processes(loc
 
 
 def test_a_hanging_command_is_killed_at_its_limit_with_all_its_children(local, home):
-  begun = time.monotonic()
-  result = local.run("trap '' TERM; setsid sleep 731.5 & echo up; sleep 731.5", seconds=1.5)
+  begun, long, longer = time.monotonic(), marked(1), marked(2)
+  result = local.run(f"trap '' TERM; setsid sleep {long} & echo up; sleep {long}", seconds=1.5)
   assert result.code is None and result.output.startswith("up\n")
   assert 1.5 <= time.monotonic() - begun < 60
-  assert not running("731.5")
-  local.run("nohup sleep 732.5 > /dev/null 2>&1 &")  # a command that ends takes its children along
-  assert not running("732.5")
+  assert not running(long)
+  local.run(
+    f"nohup sleep {longer} > /dev/null 2>&1 &"
+  )  # a command that ends takes its children along
+  assert not running(longer)
   local.run("mkdir -p locked/in && chmod 0 locked /tmp")
   local.stop()
   local.stop()
@@ -165,20 +178,21 @@ def test_memory_files_processes_and_output_are_limited(local):
 
 
 def test_a_sandbox_ends_with_the_process_that_runs_it(tmp_path):
+  long = marked(3)
   code = (
     "from memrl_jax.envs import swe_executor as s\n"
     "e = s.Local(s.Limits(60, 512), files={})\n"
     "e.start()\n"
-    "e.run('sleep 733.5')\n"
+    f"e.run('sleep {long}')\n"
   )
   environment = os.environ | {"TMPDIR": str(tmp_path)}
   parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
   try:
-    _wait(lambda: running("733.5"))
+    _wait(lambda: running(long))
   finally:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-  _wait(lambda: not running("733.5"))
+  _wait(lambda: not running(long))
 
 
 def _wait(condition, seconds=30):
