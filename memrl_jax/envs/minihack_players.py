@@ -188,8 +188,7 @@ class Known:
     return None
 
   def _leads(self, cell: Cell, way: str, to: Cell, traps: bool) -> bool:
-    straight = way in _STRAIGHT or not ({cell, to} & self._doors)
-    return straight and (cell, way) not in self.failed and self._walkable(to, traps)
+    return (cell, way) not in self.failed and self._walkable(to, traps)
 
   def _walkable(self, cell: Cell, traps: bool) -> bool:
     symbol = self.cells.get(cell, " ")

@@ -15,7 +15,7 @@ import pytest
 
 from memrl_jax.envs import base, minihack, minihack_game, minihack_text, pool
 from memrl_jax.envs.minihack import FAMILY
-from memrl_jax.envs.minihack_tasks import PAPER_TASKS, Options, draw
+from memrl_jax.envs.minihack_tasks import PAPER_TASKS, Options
 
 gymnasium = pytest.importorskip("gymnasium", reason="comes with nle: pip install nle==1.3.0")
 pytest.importorskip(
@@ -222,20 +222,26 @@ def test_resets_and_new_games_leave_memory_bounded(opened):
   assert sizes[-1] - sizes[10] < 15, (sizes[10], sizes[-1])
 
 
-def test_a_turn_costs_less_than_two_and_a_half_steps_of_the_game(opened):
+def test_a_turn_with_its_text_costs_no_more_than_a_step_of_the_package(opened):
   environment = opened(task="MazeWalk-9x9-v0", turns=10**6)
   environment.reset(0)
-  game, moves = environment._game, np.random.default_rng(0).integers(0, 8, 100).tolist()
+  stock = gymnasium.make("MiniHack-MazeWalk-9x9-v0")
+  moves = np.random.default_rng(0).integers(0, 8, 100).tolist()
   answers = [f"<action>{environment._actions[move]}</action>" for move in moves]
 
   def seconds(work, arguments):
-    minihack_game.seed(game, draw(Options(), 0).seed)
     begun = time.process_time()
     for argument in arguments:
       work(argument)
     return time.process_time() - begun
 
-  ratios = [seconds(environment.step, answers) / seconds(game.step, moves) for _ in range(15)]
-  # 1.7 on a quiet machine: 55 microseconds are the game's and 40 go into the text, most of them into
-  # the legend (experiments/bench/minihack.py). A model's single token takes a hundred times longer.
-  assert np.median(ratios) < 2.5, ratios
+  ratios = []
+  for _ in range(15):
+    environment.retry()
+    stock.unwrapped.seed(0, 0, reseed=False)
+    stock.reset()
+    ratios.append(seconds(environment.step, answers) / seconds(stock.step, moves))
+  stock.close()
+  # 0.73: our text costs less than the package's own arrays that we do not ask it for
+  # (experiments/bench/minihack.py, which also compares with the game without them).
+  assert np.median(ratios) < 1.1, ratios
