@@ -38,8 +38,10 @@ class ExperienceConfig:
     recent; 0: none is. sample: draw by softmax of s instead of taking the best.
   evict: beyond `capacity` entries of a scope the oldest goes, or by "utility" the one whose readers
     earned least; an untried one counts as average.
-  cool_down: in updates of the extractor. cooled: samples that cool down "return" to the buffer or
-    "drop". batch: samples an update; buffer: how many may wait.
+  cool_down: in updates of the extractor; they stand still while fewer than `batch` samples have cooled
+    down, so trials must read some cool_down * batch different generations (`stats`: "cooling").
+    cooled: samples that cool down "return" to the buffer or "drop".
+  batch: samples an update. buffer: how many may wait.
   merge_every: in steps of the actor. chars: what is kept of a text. cache: embeddings that are kept.
   """
 

@@ -334,12 +334,12 @@ def test_an_error_reaches_everybody_who_waits_for_the_same_search(shared):
     except ZeroDivisionError as error:
       errors.append(error)
 
-  threads = [threading.Thread(target=ask) for _ in range(8)]
+  threads = [threading.Thread(target=ask, daemon=True) for _ in range(8)]
   try:
     for thread in threads:
       thread.start()
     for thread in threads:
-      thread.join(20)
+      thread.join(2)
   finally:
     one.bank.search = search
   assert len(errors) == 8
@@ -406,11 +406,13 @@ def test_searches_go_on_while_a_disk_writes(shared):
   one.flush()
   distill(one, "second")
   store = one.bank.memory.store
-  commit, writing, written = store.commit, threading.Event(), threading.Event()
+  commit = store.commit
+  writing, written, done = threading.Event(), threading.Event(), threading.Event()
 
   def slow(*a, **k):
     writing.set()
-    written.wait(20)
+    written.wait(3)
+    done.set()
     return commit(*a, **k)
 
   store.commit, thread = slow, threading.Thread(target=one.flush)
@@ -418,6 +420,7 @@ def test_searches_go_on_while_a_disk_writes(shared):
     thread.start()
     assert writing.wait(20)
     assert one.recall([Recall("s", "first")], count=True)[0][0].text == "first"
+    assert not done.is_set()
   finally:
     written.set()
     thread.join(20)
