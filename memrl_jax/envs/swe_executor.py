@@ -107,8 +107,9 @@ class Local(_Commands):
     self._folder = tempfile.TemporaryDirectory(prefix="memrl-swe-", ignore_cleanup_errors=True)
     self._uid = sandbox.account()
     try:
-      sandbox.prepare(self._folder.name, self._uid)
+      os.mkdir(f"{self._folder.name}/testbed")
       self._fill()
+      sandbox.prepare(self._folder.name, self._uid)
       commit = "git add -A -f && git commit -q --allow-empty -m base && git rev-parse HEAD"
       self._start = self._checked(f"git init -q -b main && {commit}").strip()
     except BaseException:
@@ -146,8 +147,6 @@ class Local(_Commands):
           )
         tar.seek(0)
         subprocess.run(["tar", "-x", "--no-same-owner", "-C", testbed], stdin=tar, check=True)
-    if os.geteuid() == 0:
-      subprocess.run(["chown", "-R", "-h", f"{self._uid}:{self._uid}", testbed], check=True)
 
 
 _containers = itertools.count()

@@ -85,6 +85,7 @@ done
 ln -s /proc/self/fd dev/fd
 mount -t tmpfs -o size=64m,mode=1777,nosuid,nodev tmpfs dev/shm
 mount -t proc -o nosuid,nodev,noexec proc proc
+mount -o bind,ro,nosuid,nodev,noexec proc/sys proc/sys
 pivot_root . old
 umount -l old
 rmdir old
@@ -135,19 +136,31 @@ def _refusal() -> str:
   return "" if result == Result(0, "alive\n") else result.output.strip() or "it was killed"
 
 
+@functools.cache
+def _rooted() -> bool:
+  """Whether we are root and may run as any account: a container's root often may not."""
+  if os.geteuid() != 0:
+    return False
+  with open("/proc/self/uid_map", encoding="ascii") as accounts:
+    return accounts.read().split() == ["0", "0", str(2**32 - 1)]
+
+
 def prepare(folder: str, uid: int) -> None:
   """Makes the folders of WRITABLE, which belong to the sandbox's account."""
-  os.makedirs(f"{folder}/root", exist_ok=True)
-  for name in WRITABLE:
+  for name in ("root", *WRITABLE):
     os.makedirs(f"{folder}/{name}", exist_ok=True)
-    if os.geteuid() == 0:
-      os.chown(f"{folder}/{name}", uid, uid)
+  own(folder, uid)
+
+
+def own(path: str, uid: int) -> None:
+  """Gives a folder and what is in it to a sandbox's account."""
+  if _rooted():
+    subprocess.run(["chown", "-R", "-h", f"{uid}:{uid}", path], check=True)
 
 
 def _run(command: str, folder: str, limits: Limits, stdin: str, uid: int, chars: int) -> Result:
   inner = ["prlimit", *_rlimits(limits), "bash", "-c", command]
-  rooted = os.geteuid() == 0
-  bubblewrap = shutil.which("bwrap")
+  rooted, bubblewrap = _rooted(), shutil.which("bwrap")
   if not rooted and bubblewrap:
     argv = [bubblewrap, *_bubblewrap(folder), *_watch(limits), *inner]
   else:

@@ -188,7 +188,7 @@ def test_a_retry_is_the_same_task_and_equal_states_have_equal_anchors(calc):
   assert calc.step(FIX).observation.anchor == fixed.anchor != first.anchor
 
 
-@pytest.mark.parametrize("seed", [0, 17, 65_540])
+@pytest.mark.parametrize("seed", [17, 65_540])
 def test_the_solver_solves_generated_repositories_and_the_random_player_does_not(home, seed):
   environment, options = FAMILY.make(OPTIONS), OPTIONS
   wins = {}
