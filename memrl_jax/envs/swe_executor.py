@@ -155,7 +155,7 @@ _containers = itertools.count()
 class Docker(_Commands):
   """A container of an image that holds the repository in /testbed, without network.
 
-  Driven by the docker command line. Untested against an engine: see BUILD_NOTES.md.
+  Driven by the docker command line. Never run against an engine yet: its calls are tested with a stand-in.
 
   Raises (start):
     RuntimeError: there is no docker command, no engine, or no such image.
