@@ -420,14 +420,17 @@ class ExperienceBank:
     with self._writing:
       scopes = self.memory.store.tenants()
       live = {e.id: e.data["generation"] for scope in scopes for e in self.memory.entries(scope)}
-      self._forget((self._shown.keys() | self._paid.keys()) - live.keys())
       with self._lock:
+        gone = (self._shown.keys() | self._paid.keys()) - live.keys()
+        for table in (self._shown, self._paid):
+          for id in gone:
+            table.pop(id, None)
         return self._samples.prune(live.values(), before)
 
   def stats(self) -> dict[str, int]:
     """Sizes for metrics (`samples.Samples.stats`), and the number of entries."""
+    entries = sum(map(self.memory.store.count, self.memory.store.tenants()))
     with self._lock:
-      entries = sum(map(self.memory.store.count, self.memory.store.tenants()))
       return {"entries": entries, **self._samples.stats()}
 
   # --- checkpoints --------------------------------------------------------------------------------

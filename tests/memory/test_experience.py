@@ -1,6 +1,8 @@
 """The experience bank: replies that may hold anything, retrieval that moves on, pay that adds up."""
 
 import json
+import pathlib
+import tempfile
 
 import hypothesis
 import numpy as np
@@ -12,6 +14,7 @@ from memrl_jax.memory.experience import Ended, ExperienceConfig, Shown
 from memrl_jax.memory.records import Outcome, Read, StoreError
 from memrl_jax.types import Sample
 
+FAST = "/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None  # no law is about the disk
 LIMITS = {"max_ops": 3, "chars": 40}
 
 
@@ -38,8 +41,9 @@ def open_bank(path=None, **options):
 
 
 @pytest.fixture
-def make():
+def make(monkeypatch):
   """Banks that go with the test."""
+  monkeypatch.setattr(tempfile, "tempdir", FAST)
   made = []
 
   def one(**options):

@@ -355,6 +355,7 @@ def test_readers_never_see_half_a_job_and_lose_no_write(shared):
     while not stop.is_set():
       sizes.add(len(texts(one)))
       found[n] += len(one.recall([Recall("s", "left 3")], count=True)[0])
+      one.stats()
 
   threads = [threading.Thread(target=read, args=(n,)) for n in range(4)]
   for thread in threads:
@@ -366,6 +367,7 @@ def test_readers_never_see_half_a_job_and_lose_no_write(shared):
       one.finish(one.next(), sample(reply), extractor=0)
       if n % 3 == 2:
         one.flush()
+        one.bank.prune(before=n)
       time.sleep(0)
   finally:
     stop.set()
