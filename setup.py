@@ -61,7 +61,12 @@ setuptools.setup(
       "sentence-transformers>=5",
     ],
     "scienceworld": ["scienceworld==1.2.3"],  # and Java; later versions order objects otherwise
-    "minihack": ["nle==1.3.0", "minihack==1.0.2", "minigrid>=3"],
+    "minihack": [
+      "nle==1.3.0",
+      "minihack==1.0.2",
+      "minigrid>=3",
+      "setuptools<81",
+    ],  # its pkg_resources
     "webshop": ["bm25s>=0.3.16", "rapidfuzz>=3.14"],
     "gguf": ["gguf>=0.17"],
     "qlora": ["qwix>=0.1.8,<0.2"],

@@ -207,6 +207,7 @@ _MODULES = {
   "darkroom": "memrl_jax.envs.darkroom",
   "lab": "memrl_jax.envs.lab",
   "minesweeper": "memrl_jax.envs.minesweeper",
+  "minihack": "memrl_jax.envs.minihack",
   "scienceworld": "memrl_jax.envs.scienceworld",
   "sokoban": "memrl_jax.envs.sokoban",
   "swe": "memrl_jax.envs.swe",
