@@ -212,8 +212,10 @@ def test_a_killed_simulator_voids_its_trial_only(isolation):
   assert within(60, lambda: not descendants(os.getpid(), "java"))
 
 
+# A process that was started in the background ignores Ctrl-C, and so would its children.
 SCRIPT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from memrl_jax.envs import base, pool
 from memrl_jax.envs.scienceworld_tasks import Options
 FAMILY = base.family("scienceworld")
