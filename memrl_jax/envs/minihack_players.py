@@ -24,30 +24,14 @@ _FLOOR = ".<>#()[!?/=$*%_@"  # and letters: walking into a monster attacks it
 _SQUARE = [(column, row) for column in (-1, 0, 1) for row in (-1, 0, 1)]
 
 
-class _Player:
-  """What scripted players share: how an action is written, and a reflection that says only the end."""
-
-  def __init__(self, options: Options, rng: np.random.Generator):
-    self._options, self._rng = options, rng
-
-  def play(self, view: base.View) -> str:
-    return f"<action>{self.choose(view)}</action>"
-
-  def reflect(self, view: base.View) -> str:
-    return f"<remark>{prompting.outcome(view.current)}</remark>"
-
-  def choose(self, view: base.View) -> str:
-    raise TypeError(f"{type(self).__name__} is no player: it lacks choose(view)")
-
-
-class Random(_Player):
+class Random(prompting.Chooser):
   """Uniform over the listed actions."""
 
   def choose(self, view: base.View) -> str:
     return str(self._rng.choice(listed(view.current.now.text)))
 
 
-class Explorer(_Player):
+class Explorer(prompting.Chooser):
   """Key, stairs, door, river, and else the nearest unknown; plays one action a turn."""
 
   def __init__(self, options: Options, rng: np.random.Generator):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -323,7 +323,23 @@ def _user(parts: list[str], instruction: str, joint: str, request: str = "") -> 
   return [Message("user", joint.join([*parts, *filter(None, (instruction, request))]))]
 
 
-# A scripted player's slips.
+# Scripted players.
+
+
+class Chooser:
+  """A player that says what it does in `choose`, and of the end only how it was."""
+
+  def __init__(self, options: Any, rng: np.random.Generator):
+    self._options, self._rng = options, rng
+
+  def play(self, view: base.View) -> str:
+    return f"<action>{self.choose(view)}</action>"
+
+  def reflect(self, view: base.View) -> str:
+    return f"<remark>{outcome(view.current)}</remark>"
+
+  def choose(self, view: base.View) -> str:
+    raise TypeError(f"{type(self).__name__} is no player: it lacks choose(view)")
 
 
 class Clumsy:

@@ -227,23 +227,7 @@ def prompts(options: Options) -> base.Prompts:
 # Players.
 
 
-class _Player:
-  """What scripted players share: how an action is written, and a reflection that says only the end."""
-
-  def __init__(self, options: Options, rng: np.random.Generator):
-    self._options, self._rng = options, rng
-
-  def play(self, view: base.View) -> str:
-    return f"<action>{self.choose(view)}</action>"
-
-  def reflect(self, view: base.View) -> str:
-    return f"<remark>{prompting.outcome(view.current)}</remark>"
-
-  def choose(self, view: base.View) -> str:
-    raise TypeError(f"{type(self).__name__} is no player: it lacks choose(view)")
-
-
-class Gold(_Player):
+class Gold(prompting.Chooser):
   """Plays the simulator's own solution, then waits."""
 
   def choose(self, view: base.View) -> str:
@@ -269,7 +253,7 @@ def gold(
   return path
 
 
-class Random(_Player):
+class Random(prompting.Chooser):
   """Uniform over the admissible actions that do not end the episode by a wrong focus."""
 
   def __init__(self, options: Options, rng: np.random.Generator):
