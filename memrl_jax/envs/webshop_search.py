@@ -26,7 +26,7 @@ _WORD = re.compile(r"[a-z0-9]+")
 
 
 @functools.cache
-def library() -> ModuleType:
+def bm25s_module() -> ModuleType:
   """bm25s, imported only now.
 
   Where jax is installed, bm25s imports it and runs an operation, which takes hold of the accelerator. A
@@ -61,7 +61,7 @@ def words(text: str) -> list[str]:
 
 @functools.cache
 def _stop_words() -> frozenset[str]:
-  return frozenset(library().stopwords.STOPWORDS_EN)
+  return frozenset(bm25s_module().stopwords.STOPWORDS_EN)
 
 
 class Index:
@@ -93,11 +93,11 @@ def build(texts: Iterable[str]) -> Index:
     for text in texts
   ]
   vocabulary.setdefault("", len(vocabulary))  # the library wants one word at least
-  bm25 = library().BM25(k1=K1, b=B, method="lucene")
+  bm25 = bm25s_module().BM25(k1=K1, b=B, method="lucene")
   bm25.index((documents, vocabulary), show_progress=False)
   return Index(bm25)
 
 
 def load(folder: pathlib.Path) -> Index:
   """A saved index; its arrays stay on disk and are shared between processes."""
-  return Index(library().BM25.load(folder, mmap=True, show_progress=False))
+  return Index(bm25s_module().BM25.load(folder, mmap=True, show_progress=False))
