@@ -16,7 +16,7 @@ import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -181,6 +181,7 @@ def run(arguments: Arguments) -> int:
   """Checks everything that can be checked at once, then trains or evaluates; returns the exit code."""
   experiment = load(arguments.config, arguments.overrides)
   from experiments import base
+  from memrl_jax import methods
   from memrl_jax.training import folder
 
   settings = base.settings(experiment.config, experiment.name, experiment.variant)
@@ -190,6 +191,12 @@ def run(arguments: Arguments) -> int:
   if settings.remote.url and arguments.mode == "adapt":
     raise ValueError(
       "a memory is filled with weights of this process; leave config.remote.url empty for --mode=adapt"
+    )
+  plays = arguments.mode == "eval" or not settings.train.updates
+  if settings.remote.url and plays and settings.method_name in methods.REMEMBERING:
+    raise ValueError(
+      f"{settings.method_name} is evaluated with the memory of its run, in this process; leave "
+      "config.remote.url empty for --mode=eval"
     )
   if settings.remote.url and arguments.mode != "export":
     return _run_remote(arguments, experiment, settings, path)
@@ -252,48 +259,48 @@ def _evaluate(
   arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path
 ) -> int:
   """Plays the panel with a checkpoint. Another evaluation section is welcome, another run is not."""
-  from memrl_jax.training import folder, loop
+  from memrl_jax.training import loop
 
-  newest = _newest_checkpoint(arguments, settings, path)
-  record = _as_trained(experiment.record(), folder.RunFolder(path))
-  with folder.RunFolder.create(
-    path, record, resume=True, seeds={"run": settings.seed}
-  ) as run_folder:
-    loop.evaluate_checkpoint(settings, run_folder, arguments.checkpoint)
-    run_folder.end_session("evaluated", arguments.checkpoint or newest)
-    print(f"report: {run_folder.report}")
-  return 0
+  return _on_checkpoint(
+    arguments, experiment, settings, path, loop.evaluate_checkpoint, "evaluated"
+  )
 
 
 def _adapt(arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path) -> int:
   """Fills a memory in rounds; a frozen method needs no run to start from."""
-  from memrl_jax.training import adapt, folder
+  from memrl_jax.training import adapt
+
+  return _on_checkpoint(arguments, experiment, settings, path, adapt.adapt, "adapted")
+
+
+def _export(arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path) -> int:
+  """Writes the weights of a checkpoint as a Hugging Face directory inside the run folder."""
+  from memrl_jax.training import loop
+
+  return _on_checkpoint(arguments, experiment, settings, path, loop.export_checkpoint, "exported")
+
+
+def _on_checkpoint(
+  arguments: Arguments,
+  experiment: Experiment,
+  settings: Any,
+  path: pathlib.Path,
+  work: Callable[[Any, Any, int | None], Any],
+  status: str,
+) -> int:
+  """Does `work` with the checkpoint that was asked for, in the folder of its run."""
+  from memrl_jax.training import folder
 
   record, newest = experiment.record(), 0
-  if not settings.frozen:
+  if not (settings.frozen and arguments.mode == "adapt"):
     newest = _newest_checkpoint(arguments, settings, path)
     record = _as_trained(record, folder.RunFolder(path))
   with folder.RunFolder.create(
     path, record, resume=True, seeds={"run": settings.seed}
   ) as run_folder:
-    adapt.adapt(settings, run_folder, arguments.checkpoint)
-    run_folder.end_session("adapted", arguments.checkpoint or newest)
-    print(f"report: {run_folder.report}")
-  return 0
-
-
-def _export(arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path) -> int:
-  """Writes the weights of a checkpoint as a Hugging Face directory inside the run folder."""
-  from memrl_jax.training import folder, loop
-
-  newest = _newest_checkpoint(arguments, settings, path)
-  record = _as_trained(experiment.record(), folder.RunFolder(path))
-  with folder.RunFolder.create(
-    path, record, resume=True, seeds={"run": settings.seed}
-  ) as run_folder:
-    written = loop.export_checkpoint(settings, run_folder, arguments.checkpoint)
-    run_folder.end_session("exported", arguments.checkpoint or newest)
-    print(f"weights: {written}")
+    made = work(settings, run_folder, arguments.checkpoint)
+    run_folder.end_session(status, arguments.checkpoint or newest)
+    print(f"weights: {made}" if status == "exported" else f"report: {run_folder.report}")
   return 0
 
 
@@ -352,7 +359,7 @@ def _play_remote(settings: Any, run_folder: Any, client: Any) -> None:
   from memrl_jax import methods
   from memrl_jax.envs import base as env_base
   from memrl_jax.rollout import credit, policies
-  from memrl_jax.training import evaluate, loop, metrics, report
+  from memrl_jax.training import evaluate, metrics, report
 
   e, s, train = settings.eval, settings.sampling, settings.train
   policy = policies.RemotePolicy(
@@ -371,7 +378,7 @@ def _play_remote(settings: Any, run_folder: Any, client: Any) -> None:
     record, trials = evaluate.Evaluator(settings, arms).run(
       policy, step=client.version, label="remote"
     )
-    for line in loop.table(record):
+    for line in evaluate.table(record):
       progress.say(line)
     log.write_eval(record | {"server": {"url": client.url, **client.gives._asdict()}})
     log.write_eval_trials(

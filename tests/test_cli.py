@@ -95,6 +95,7 @@ def test_adapters_that_do_not_fit_the_model_are_refused_before_there_is_a_run_fo
     ((LAMER, "--config.pack.response=4"), "config.pack.response"),
     ((LAMER, "--config.novelty.kind=prototypes"), "lamer pays no novelty reward"),
     ((LAMER, "--mode=adapt", "--config.remote.url=http://127.0.0.1:1/v1"), "config.remote.url"),
+    ((EMPO2, "--mode=eval", "--config.remote.url=http://127.0.0.1:1/v1"), "memory of its run"),
     ((EMPO2, "--config.loss.off_policy=none"), "config.loss.off_policy"),
     ((EMPO2, "--config.tips.rank=best"), "choose one of score, similarity"),
     ((EMPO2, "--config.env.family=door-1"), "family 'door-1' is not known"),

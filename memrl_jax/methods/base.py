@@ -43,6 +43,7 @@ class Method(NamedTuple):
   arms:     evaluation programs by name; "memory" is the method's own way to play.
   plan:     decides how each trial of an update uses the memory, from a generator of that update.
   memory:   what it remembers outside of the context, if anything.
+  summary:  numbers of its own about the trials of an evaluation arm.
   """
 
   trial: Program
@@ -51,6 +52,7 @@ class Method(NamedTuple):
   arms: Mapping[str, Program]
   plan: Callable[[Sequence[Trial], np.random.Generator], None] = lambda trials, rng: None
   memory: Remembered | None = None
+  summary: Callable[[Sequence[Trial]], dict[str, float]] = lambda trials: {}
 
 
 def forget(trials: Sequence[Trial]) -> None:

@@ -333,4 +333,5 @@ def make(
       "memory": trial(config, attempts=n, rescored=True),
     },
     memory=memory,
+    summary=summary,
   )

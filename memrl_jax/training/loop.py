@@ -20,7 +20,6 @@ import numpy as np
 from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import pool
-from memrl_jax.methods import retrospex
 from memrl_jax.models import lora, tiny, weights
 from memrl_jax.rollout import collect, credit, pack, policies
 from memrl_jax.sampling import engine, remote
@@ -240,8 +239,8 @@ class Run:
       self.policy(sampling), step=step, label=label, base=base, memory=self.reader
     )
     for arm, played in trials.items():
-      record["arms"][arm] |= retrospex.summary(played)
-    for line in table(record):
+      record["arms"][arm] |= self.method.summary(played)
+    for line in evaluate.table(record):
       progress.say(line)
     return record, trials
 
@@ -270,62 +269,6 @@ class Run:
     """Lets go of the memory's folder."""
     if self.method.memory is not None:
       self.method.memory.close()
-
-
-def rollout_metrics(trials: Sequence[Trial]) -> dict[str, float]:
-  """What an update's trials did."""
-  result = evaluate.summary(trials)
-  turns = [turn for trial in trials if trial.void is None for turn in trial.turns]
-  numbers = {
-    "rollout/success": result["pass"][-1],
-    "rollout/score": result["score"],
-    "rollout/reward": result["reward"],
-    "rollout/turns": result["turns"],
-    "rollout/valid": result["valid"],
-    "rollout/void": result["void"] / max(len(trials), 1),
-    "rollout/repetition": guard.repetition(trials),
-    "rollout/repeated": repeated(trials),
-    "rollout/episodes": sum(len(trial.attempts) for trial in trials if trial.void is None),
-    "rollout/response_tokens": float(np.mean([len(t.sample.ids) for t in turns])) if turns else 0.0,
-    "rollout/prompt_tokens": float(np.mean([len(t.sample.prompt_ids) for t in turns]))
-    if turns
-    else 0.0,
-    "rollout/cut": float(np.mean([t.sample.finish == "length" for t in turns])) if turns else 0.0,
-  }
-  for k, share in enumerate(result["pass"], start=1):
-    numbers[f"rollout/pass@{k}"] = share
-  return numbers
-
-
-def repeated(trials: Sequence[Trial]) -> float:
-  """Share of played turns that do in a state what the attempt has done there before."""
-  told = []
-  for trial in trials:
-    if trial.void is None:
-      seen = set()
-      for turn in trial.turns:
-        if turn.phase == "play":
-          told.append((turn.attempt, turn.anchor, turn.action) in seen)
-          seen.add((turn.attempt, turn.anchor, turn.action))
-  return float(np.mean(told)) if told else 0.0
-
-
-def table(record: dict[str, Any]) -> list[str]:
-  """The evaluation as lines of text: pass@k with 95 % intervals."""
-  k = max(len(arm["pass"]) for arm in record["arms"].values())
-  head = "  ".join(f"pass@{i + 1} [95 % interval]" for i in range(k))
-  lines = [f"  {'arm':<22}{head}   score  turns  valid  void"]
-  for name, arm in record["arms"].items():
-    cells = [
-      f"{p:.3f} [{low:.3f}, {high:.3f}] "
-      for p, low, high in zip(arm["pass"], arm["low"], arm["high"], strict=True)
-    ]
-    cells += [" " * 21] * (k - len(cells))
-    lines.append(
-      f"  {name:<22}{' '.join(cells)}   {arm['score']:.3f}  {arm['turns']:5.2f}  "
-      f"{arm['valid']:.3f}  {arm['void']}"
-    )
-  return lines
 
 
 def train(
@@ -401,7 +344,7 @@ def _update(run: Run, log: metrics.MetricsLog, envs: pool.EnvPool, update: int, 
   before = run.engine.stats
   trials = run.rollout(update, envs)
   rolled = time.perf_counter()
-  numbers = rollout_metrics(trials)
+  numbers = evaluate.rollout_metrics(trials)
   if not run.settings.frozen:
     numbers |= run.learn(update, trials)
   numbers |= run.method.remember(trials) or {}

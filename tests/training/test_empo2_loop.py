@@ -10,7 +10,7 @@ from experiments import base, empo2_lab
 from experiments import run as command
 from memrl_jax.memory import transfer
 from memrl_jax.memory.store import Store
-from memrl_jax.training import checkpoint, folder, loop, memories, metrics
+from memrl_jax.training import checkpoint, evaluate, folder, loop, memories, metrics
 from memrl_jax.types import Trial
 from tests.rollout import trials as make
 
@@ -152,7 +152,7 @@ def test_an_action_repeated_in_the_same_state_of_an_attempt_is_counted():
   turns[-1].action = "left"
   void = Trial("game", 0, 0, 1, turns=turns[:2], void="crash")
   # Of 6 turns the second and the fifth do what was done in that state before.
-  assert loop.repeated([Trial("game", 0, 0, 0, turns=turns), void]) == pytest.approx(2 / 6)
+  assert evaluate.repeated([Trial("game", 0, 0, 0, turns=turns), void]) == pytest.approx(2 / 6)
 
 
 def test_the_policy_embedder_is_named_by_the_weights_it_reads():
