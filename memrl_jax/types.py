@@ -5,7 +5,7 @@ Glossary, one meaning each:
   group     the trials of one update that play the same task.
   trial     up to N attempts at one task, with what the agent remembers between them.
   attempt   one episode, from the initial state to its end.
-  turn      one prompt and one sampled response; playing or reflecting.
+  turn      one prompt and one sampled response; playing, reflecting, or about experience.
   row       a turn as training data: prompt ids + sampled ids.
   token     what the tokenizer makes; only sampled tokens carry loss.
 
@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-Phase = Literal["play", "reflect"]
+Phase = Literal["play", "reflect", "judge", "advise"]  # who advises is another model
 
 
 class Message(NamedTuple):
@@ -63,6 +63,18 @@ class Memo(NamedTuple):
   text: str
   score: float
   similarity: float
+
+
+class Story(NamedTuple):
+  """A finished trial as the extractor reads it: about what (`scope`, `query`), which entries guided it,
+  as (entry, version), and the prompt. `verdict` is how the actor judged them: "", or accept, refine,
+  reject."""
+
+  scope: str
+  query: str
+  shown: tuple[tuple[int, int], ...]
+  messages: list[Message]
+  verdict: str = ""
 
 
 @dataclasses.dataclass
@@ -110,9 +122,10 @@ class Attempt:
 class Trial:
   """Up to N attempts at one task. `void` names the failure of a trial that must not be trained on.
 
-  `mode` is how a method with a memory uses it in this trial, `task` the stable name of the task and
-  its variation, known once the environment is open, `tip` what the agent wrote about the trial, and
-  `update` when it was played.
+  `mode` is how a method with a memory uses it in this trial, `part` inside its group those it is
+  compared with, `task` the stable name of the task and its variation, known once the environment is
+  open, `tip` what the agent wrote about the trial, `story` what a second model will read about it,
+  and `update` when it was played.
   """
 
   env: str
@@ -123,8 +136,10 @@ class Trial:
   attempts: list[Attempt] = dataclasses.field(default_factory=list)
   void: str | None = None
   mode: str = ""
+  part: str = ""
   task: str = ""
   tip: str = ""
+  story: Story | None = None
   update: int = 0
 
   @property

@@ -163,11 +163,26 @@ class View(NamedTuple):
     return self._replace(current=dataclasses.replace(self.current, steps=steps), tips=())
 
 
+class Extract(NamedTuple):
+  """A family's prompts about experience; `view.tips` are the entries they show, numbered from 1.
+
+  distill: the finished attempt `view.current`. merge: a chunk of entries. advise: a question asked in
+  the middle of `view.current`. judge: entries before an attempt begins, and the share of attempts at
+  this task that the actor has won so far.
+  """
+
+  distill: Callable[[View], list[Message]]
+  merge: Callable[[Sequence[str]], list[Message]]
+  advise: Callable[[View, str], list[Message]]
+  judge: Callable[[View, float], list[Message]]
+
+
 class Prompts(NamedTuple):
   """How a family shows itself to a language model; pure functions of a View.
 
   `reflect` asks what to do better in the next attempt, `tip` what a stranger who plays this task
-  should know; their parsers give (text, whether it was well formed).
+  should know; their parsers give (text, whether it was well formed). `extract` is for experience that a
+  second model writes.
   """
 
   play: Callable[[View], list[Message]]
@@ -175,6 +190,7 @@ class Prompts(NamedTuple):
   parse_reflection: Callable[[str], tuple[str, bool]]
   tip: Callable[[View], list[Message]]
   parse_tip: Callable[[str], tuple[str, bool]]
+  extract: Extract
 
 
 class Player(Protocol):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from memrl_jax.envs import base
+from memrl_jax.envs import base, extracting
 from memrl_jax.types import Message
 
 STYLES = ("brief", "full", "chat")
@@ -154,14 +154,19 @@ def brief(shorthand: Shorthand) -> base.Prompts:
     for number, bodies in enumerate(memory_bodies(view, shorthand.past), start=1):
       lines += [f"trial {number}:{body}" for body in bodies]
     lines += [f"tip:{tip}" for tip in view.tips]
-    lines.append(f"now trial {len(view.past) + 1}{shorthand.now(view.current)}")
-    return _user(lines, view.instruction, "\n")
+    return _user([*lines, now(view)], view.instruction, "\n")
+
+  def now(view: base.View) -> str:
+    return f"now trial {len(view.past) + 1}{shorthand.now(view.current)}"
+
+  def ended(view: base.View) -> str:
+    return f"reflect trial {len(view.past) + 1}{shorthand.reflect(view.current)}"
 
   def reflect(view: base.View) -> list[Message]:
-    line = f"reflect trial {len(view.past) + 1}{shorthand.reflect(view.current)}"
-    return _user([line], view.instruction, "\n")
+    return _user([ended(view)], view.instruction, "\n")
 
-  return base.Prompts(play, reflect, parse_reflection, reflect, parse_reflection)
+  extract = extracting.brief(shorthand.header, ended, now)
+  return base.Prompts(play, reflect, parse_reflection, reflect, parse_reflection, extract)
 
 
 # Tips.
@@ -205,33 +210,21 @@ class Wording(NamedTuple):
 def full(wording: Wording) -> base.Prompts:
   """Prompts in full style: rules, initial observation, past attempts, current attempt, request."""
 
-  def opening(view: base.View) -> list[str]:
-    initial = wording.show(view.current.initial.text)
-    return [wording.rules, f"What you see at the start of every trial:\n{initial}"]
-
   def past(attempt: base.AttemptLog) -> str:
     return f"{_history(wording, attempt.steps)}\nThis trial was {outcome(attempt)}."
 
   def play(view: base.View) -> list[Message]:
     check_memory(view)
-    parts, number = opening(view), len(view.past) + 1
+    parts = _opening(wording, view)
     for past_number, bodies in enumerate(memory_bodies(view, past), start=1):
       parts.append(
         "\n".join([f"Memory of trial #{past_number}:", *(b or "(empty)" for b in bodies)])
       )
-    if view.current.steps:
-      parts.append(f"Trial #{number} so far:\n{_history(wording, view.current.steps)}")
-    else:
-      parts.append(f"Trial #{number} begins now, from the initial state shown above.")
-    return _user([*parts, *tip_block(view.tips)], view.instruction, "\n\n", wording.request)
+    parts += [_so_far(wording, view), *tip_block(view.tips)]
+    return _user(parts, view.instruction, "\n\n", wording.request)
 
   def finished(view: base.View) -> list[str]:
-    steps = view.current.steps
-    return [
-      *opening(view),
-      f"Everything that happened in trial #{len(view.past) + 1}:\n"
-      f"{_history(wording, steps, keep=len(steps), observed=len(steps))}",
-    ]
+    return _finished(wording, view)
 
   def reflect(view: base.View) -> list[Message]:
     ending = f"Trial #{len(view.past) + 1} has ended and the task was not completed."
@@ -240,7 +233,37 @@ def full(wording: Wording) -> base.Prompts:
   def tip(view: base.View) -> list[Message]:
     return _user(finished(view), view.instruction, "\n\n", _TIP_REQUEST)
 
-  return base.Prompts(play, reflect, parse_reflection, tip, parse_tip)
+  return base.Prompts(play, reflect, parse_reflection, tip, parse_tip, _extract(wording))
+
+
+def _extract(wording: Wording) -> base.Extract:
+  """The prompts about experience, the same for both styles in sentences."""
+
+  def so_far(view: base.View) -> list[str]:
+    return [*_opening(wording, view), _so_far(wording, view)]
+
+  return extracting.full(lambda view: _finished(wording, view), so_far)
+
+
+def _opening(wording: Wording, view: base.View) -> list[str]:
+  initial = wording.show(view.current.initial.text)
+  return [wording.rules, f"What you see at the start of every trial:\n{initial}"]
+
+
+def _so_far(wording: Wording, view: base.View) -> str:
+  number = len(view.past) + 1
+  if view.current.steps:
+    return f"Trial #{number} so far:\n{_history(wording, view.current.steps)}"
+  return f"Trial #{number} begins now, from the initial state shown above."
+
+
+def _finished(wording: Wording, view: base.View) -> list[str]:
+  steps = view.current.steps
+  return [
+    *_opening(wording, view),
+    f"Everything that happened in trial #{len(view.past) + 1}:\n"
+    f"{_history(wording, steps, keep=len(steps), observed=len(steps))}",
+  ]
 
 
 # Chat style.
@@ -285,7 +308,7 @@ def chat(wording: Wording) -> base.Prompts:
   def tip(view: base.View) -> list[Message]:
     return closed(view, _TIP_REQUEST)
 
-  return base.Prompts(play, reflect, parse_reflection, tip, parse_tip)
+  return base.Prompts(play, reflect, parse_reflection, tip, parse_tip, _extract(wording))
 
 
 def written(style: str, shorthand: Shorthand, wording: Wording) -> base.Prompts:

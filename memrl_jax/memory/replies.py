@@ -1,7 +1,15 @@
 """What the extractor of Complementary RL answers, as operations on the experience bank.
 
-A reply is a thought, then a JSON list in an answer tag. It comes from a language model: whatever it
-holds, the result is either a list that can be applied as a whole, or the reason why nothing is done.
+A reply is a thought, then a JSON list in an answer tag; or, in the notation of the tiny models, one
+operation a line in a remark tag. It comes from a language model: whatever it holds, the result is
+either a list that can be applied as a whole, or the reason why nothing is done.
+
+    {"op": "add", "experience": TEXT}                           add:TEXT
+    {"op": "update", "index": 1, "experience": TEXT}            update 1:TEXT
+    {"op": "merge", "indices": [1, 3], "experience": TEXT}      merge 1 3:TEXT
+    {"op": "discard", "indices": [2]}                           discard 2
+    {"op": "keep", "indices": [4]}                              keep 4
+    {"op": "return"}                                            return
 """
 
 from __future__ import annotations
@@ -13,8 +21,10 @@ from typing import Any, NamedTuple
 from memrl_jax.memory import tips
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_REMARK = re.compile(r"<remark>(.*?)</remark>", re.DOTALL)
+_LINE = re.compile(r"(\w+)((?: \d+)*)(?::(.*))?")
 _FENCE = re.compile(r"^\s*```\w*|```\s*$")
-_OURS = re.compile(r"</?\s*(?:answer|experience|ask)s?\s*>", re.IGNORECASE)
+_OURS = re.compile(r"</?\s*(?:answer|experience|ask|remark)s?\s*>", re.IGNORECASE)
 _WRITING = ("add", "update", "merge")
 
 
@@ -47,10 +57,7 @@ def clean(text: str, chars: int) -> str:
 def parse(reply: str, shown: int, *, max_ops: int, chars: int) -> Parsed:
   """The operations of a reply about a trial, at most `max_ops`; `chars` of each text are kept.
 
-      {"op": "add", "experience": text}   {"op": "update", "index": 1..shown, "experience": text}
-      {"op": "return"}   ends the list
-
-  Complementary RL (2603.17621), appendix; one operation that is not valid rejects the list.
+  Add and update; return ends the list.  Complementary RL (2603.17621), appendix; one operation that is not valid rejects the list.
   """
   return _parse(reply, shown, {"add": 0, "update": 1}, max_ops, chars)
 
@@ -58,8 +65,7 @@ def parse(reply: str, shown: int, *, max_ops: int, chars: int) -> Parsed:
 def parse_merge(reply: str, shown: int, *, chars: int) -> Parsed:
   """The operations of a reply about a chunk of entries, each named at most once; unnamed ones stay.
 
-  {"op": "merge", "indices": [1, 3], "experience": text}
-  {"op": "discard", "indices": [2]}   {"op": "keep", "indices": [4]}
+  Merge, discard and keep; return ends the list.
   """
   parsed = _parse(reply, shown, {"merge": 2, "discard": 1, "keep": 1}, shown, chars)
   places = [place for operation in parsed.operations for place in operation.places]
@@ -73,13 +79,9 @@ def _parse(reply: str, shown: int, kinds: dict[str, int], most: int, chars: int)
   spoken = reply.rpartition("</think>")[2]
   if "<think>" in spoken:
     return Parsed(reason="the thought does not end")
-  answers = _ANSWER.findall(spoken)
-  if not answers:
-    return Parsed(reason="there is no answer tag")
-  try:
-    listed = json.loads(_FENCE.sub("", answers[-1]))
-  except (ValueError, RecursionError):
-    return Parsed(reason="the answer is not JSON")
+  listed = _listed(spoken)
+  if isinstance(listed, str):
+    return Parsed(reason=listed)
   if not isinstance(listed, list) or len(listed) > most:
     return Parsed(reason=f"the answer is not a list of at most {most} operations")
   operations: list[Operation] = []
@@ -92,6 +94,31 @@ def _parse(reply: str, shown: int, kinds: dict[str, int], most: int, chars: int)
       return Parsed(reason=f"operation {number} {made}")
     operations.append(made)
   return Parsed(tuple(operations))
+
+
+def _listed(spoken: str) -> Any:
+  """What stands in the last tag, as JSON would have it; a text says why nothing can be read there."""
+  answers, remarks = _ANSWER.findall(spoken), _REMARK.findall(spoken)
+  if not answers and not remarks:
+    return "there is no answer tag"
+  if answers:
+    try:
+      listed = json.loads(_FENCE.sub("", answers[-1]))
+    except (ValueError, RecursionError):
+      return "the answer is not JSON"
+    return listed if isinstance(listed, list) else {}
+  return [_line(line) for line in remarks[-1].strip().split("\n")]
+
+
+def _line(line: str) -> dict[str, Any]:
+  """An operation of the short notation; one that is none of ours is refused by name later."""
+  found = _LINE.fullmatch(line.strip())
+  if found is None:
+    return {}
+  kind, numbers, text = found.groups()
+  places = [int(number) for number in numbers.split()]
+  read = {"op": kind, "indices": places, "experience": text}
+  return read | {"index": places[0] if len(places) == 1 else None}
 
 
 def _operation(kind: Any, item: Any, shown: int, kinds: dict[str, int], chars: int):

@@ -129,6 +129,24 @@ def group_mean_std(
   return _divide(advantage_N, std_N, eps)
 
 
+def group_mean_std_population(
+  score_N: jax.Array,
+  group_N: jax.Array,
+  weight_N: jax.Array,
+  mask_N: jax.Array,
+  *,
+  num_groups: int,
+  eps: float,
+) -> jax.Array:
+  """`group_mean_std` with the population std, which divides by all weights.
+
+  Complementary RL (2603.17621) Eq. 5, where a group is the guided or the free half of one.
+  """
+  advantage_N = group_mean(score_N, group_N, weight_N, mask_N, num_groups=num_groups)
+  std_N = cluster_std(score_N, group_N, weight_N, mask_N, num_clusters=num_groups)
+  return _divide(advantage_N, std_N, eps)
+
+
 def leave_one_out(
   score_N: jax.Array,
   group_N: jax.Array,

@@ -34,11 +34,12 @@ class Memory(Protocol):
 
 
 Route = Callable[[Trial, Generate], Policy]
+PHASES = ("play", "reflect", "judge", "advise")  # the order is part of the keys
 
 
 def request_key(seed: Sequence[int], trial: Trial, request: Generate) -> np.ndarray:
   """Raw PRNG key of one request, uint32[2]: a function of who asks, never of the batch it runs in."""
-  phase = 0 if request.phase == "play" else 1
+  phase = PHASES.index(request.phase)
   path = [*seed, trial.group, trial.index, request.attempt, phase, request.turn]
   path += [request.draw] if request.draw else []
   return np.random.SeedSequence(path).generate_state(2, np.uint32)

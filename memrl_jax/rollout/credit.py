@@ -3,7 +3,8 @@
 The host lays the turns out in fixed shapes, `ops` does the maths under jit, the host writes back.
 Letters: N trials, A attempts, T turns of an attempt, R rows (all turns, flat).
 
-Statistics of an estimator are taken over the rows of one cluster:
+Statistics of an estimator are taken over the rows of one cluster (a group with several `trial.part`s
+is as many groups):
   episode term   the attempts of a group
   step term      turns of a group in the same state (and, by default, in the same attempt number)
   reflections    one cluster per group and slot, and no episode term
@@ -26,6 +27,7 @@ from memrl_jax.ops import advantages, anchors, returns
 from memrl_jax.types import Trial
 
 EPS = 1e-6  # added to a std before dividing; experiments/lamer.md 1.3
+NORMALISE = ("mean", "mean_std", "mean_std_population")
 ESTIMATORS = ("gigpo", "hgpo", "grpo", "rloo", "reinforce", "ppo")
 
 
@@ -47,7 +49,8 @@ class CreditConfig:
 
   cross_return: "paper" (Eq. 4) or "recursive" [released]; experiments/lamer.md 1.4.
   gamma_step, gamma_traj: discounts inside an attempt and from one attempt to the next.
-  normalise: "mean" [released] subtracts the cluster's mean, "mean_std" also divides by its std.
+  normalise: "mean" [released] subtracts the cluster's mean, "mean_std" also divides by its sample std,
+    "mean_std_population" by that of the population.
   weighting: "trajectory" counts each attempt once, "row" each turn once [released].
   anchors: "attempt" (state and attempt number), "state" [released], or "similar".
   reflections: "slot" or "released".
@@ -77,7 +80,7 @@ class CreditConfig:
   def __post_init__(self):
     _one_of("estimator", self.estimator, ESTIMATORS)
     _one_of("cross_return", self.cross_return, ("paper", "recursive"))
-    _one_of("normalise", self.normalise, ("mean", "mean_std"))
+    _one_of("normalise", self.normalise, NORMALISE)
     _one_of("weighting", self.weighting, ("trajectory", "row"))
     _one_of("anchors", self.anchors, ("attempt", "state", "similar"))
     _one_of("reflections", self.reflections, ("slot", "released"))
@@ -155,7 +158,7 @@ def layout(trials: Sequence[Trial], config: CreditConfig, shape: Shape) -> Rows:
   """Puts every turn of every trial in a flat row, with the clusters it belongs to."""
   turns = [turn for trial in trials for turn in trial.turns]
   owner = [n for n, trial in enumerate(trials) for _ in trial.turns]
-  groups = [trials[n].group for n in owner]
+  groups = [(trials[n].group, trials[n].part) for n in owner]
   pairs = list(zip(owner, turns, strict=True))
 
   def pad(values: Sequence, dtype: type) -> np.ndarray:
@@ -173,7 +176,9 @@ def layout(trials: Sequence[Trial], config: CreditConfig, shape: Shape) -> Rows:
     attempt_R=pad([turn.attempt for turn in turns], np.int32),
     index_R=pad([turn.index for turn in turns], np.int32),
     group_R=ids(groups),
-    slot_R=ids([(trials[n].group, turn.attempt, turn.phase) for n, turn in pairs]),
+    slot_R=ids(
+      [(group, turn.attempt, turn.phase) for group, (_, turn) in zip(groups, pairs, strict=True)]
+    ),
     trajectory_R=ids([(n, turn.attempt, turn.phase) for n, turn in pairs]),
     anchor_KR=np.stack([pad(row, np.int32) for row in _step_clusters(pairs, groups, config)]),
     penalty_R=pad([0.0 if turn.valid else config.invalid_penalty for turn in turns], np.float32),
@@ -181,7 +186,9 @@ def layout(trials: Sequence[Trial], config: CreditConfig, shape: Shape) -> Rows:
   )
 
 
-def _step_clusters(pairs, groups: Sequence[int], config: CreditConfig) -> Sequence[np.ndarray]:
+def _step_clusters(
+  pairs, groups: Sequence[tuple[int, str]], config: CreditConfig
+) -> Sequence[np.ndarray]:
   """Cluster ids of the step term, one array per context length."""
   keys = []
   for (_, turn), group in zip(pairs, groups, strict=True):
@@ -341,9 +348,11 @@ def _compare(config: CreditConfig, shape: Shape, rows: Rows, score_R, cluster_R,
 def _normalise(config: CreditConfig, shape: Shape, score_R, cluster_R, weight_R, mask_R):
   if config.normalise == "mean":
     return advantages.group_mean(score_R, cluster_R, weight_R, mask_R, num_groups=shape.rows)
-  return advantages.group_mean_std(
-    score_R, cluster_R, weight_R, mask_R, num_groups=shape.rows, eps=EPS
-  )
+  divided = {
+    "mean_std": advantages.group_mean_std,
+    "mean_std_population": advantages.group_mean_std_population,
+  }[config.normalise]
+  return divided(score_R, cluster_R, weight_R, mask_R, num_groups=shape.rows, eps=EPS)
 
 
 def _without_signal(config: CreditConfig, rows: Rows, total_R: np.ndarray) -> np.ndarray:

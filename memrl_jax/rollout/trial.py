@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple
 
-from memrl_jax.envs import base
+from memrl_jax.envs import base, extracting
 from memrl_jax.types import Attempt, Memo, Message, Phase, Recall, Sample, Trial, Turn
 
 
@@ -97,12 +97,17 @@ class Reading(NamedTuple):
   scope: which part of the memory is read; None reads nothing.
   keep: tips stay in the prompts of later turns.
   plain: a turn whose prompt held tips also carries the prompt of the same turn without them.
+  given: what every turn is shown instead, read once before the attempt.
+  questions: how often in an attempt the agent may ask another model instead of acting; the answer
+    is shown from then on, and costs no turn.
   """
 
   key: Callable[[base.AttemptLog], str]
   scope: str | None = None
   keep: bool = False
   plain: bool = False
+  given: tuple[Memo, ...] | None = None
+  questions: int = 0
 
 
 NO_MEMORY = Reading(lambda log: "")
@@ -117,14 +122,20 @@ async def play(
   reading: Reading = NO_MEMORY,
 ) -> None:
   """Plays one attempt to its end; each turn is one freshly rendered prompt and one row."""
+  told: list[Memo] = []  # answers to questions
   while not log.done and len(log.steps) < ctx.horizon:
     key = reading.key(log)
-    memos = () if reading.scope is None else await ctx.recall(reading.scope, key)
-    view = base.View(past, log, memory, instruction, tuple(memo.text for memo in memos))
-    answer = await ctx.ask(Generate("play", log.index, len(log.steps), ctx.prompts.play, view))
+    memos = (*await _read(ctx, reading, key), *told)
+    may_ask = len(told) < reading.questions
+    words = "\n\n".join(filter(None, (instruction, may_ask * extracting.tool(reading.questions))))
+    view = base.View(past, log, memory, words, tuple(memo.text for memo in memos))
+    request = Generate("play", log.index, len(log.steps), ctx.prompts.play, view, len(told))
+    answer = await ctx.ask(request)
+    asked = extracting.question(answer.sample.text) if may_ask else ""
     anchor, shown = log.now.anchor, memos[: len(answer.view.tips)]
-    bare = ctx.prompts.play(answer.view.without_tips()) if reading.plain else answer.messages
-    result = await ctx.step(answer.sample.text)
+    plain = answer.view.without_tips()._replace(instruction=instruction)
+    bare = ctx.prompts.play(plain) if reading.plain else answer.messages
+    result = None if asked else await ctx.step(answer.sample.text)
     ctx.trial.turns.append(
       Turn(
         attempt=log.index,
@@ -132,20 +143,59 @@ async def play(
         index=len(log.steps),
         messages=answer.messages,
         sample=answer.sample,
-        action=result.action,
-        valid=result.valid,
-        reward=result.reward,
+        action=f"ask {asked}" if result is None else result.action,
+        valid=result is None or result.valid,
+        reward=0.0 if result is None else result.reward,
         anchor=anchor,
         memory=remembered(answer.view),
         key=key,
-        reads=tuple((memo.id, memo.version) for memo in shown),
+        reads=tuple((memo.id, memo.version) for memo in shown if memo.id),
         plain=None if bare == answer.messages else bare,
       )
     )
+    if result is None:
+      told.append(await _advice(ctx, log, reading, asked, len(told)))
+      continue
     log.steps.append(base.Step(result.action, result, answer.view.tips if reading.keep else ()))
   last = log.steps[-1].result
   total = sum(step.result.reward for step in log.steps)
   ctx.trial.attempts.append(Attempt(last.success, last.score, total, len(log.steps)))
+
+
+async def _read(ctx: Context, reading: Reading, key: str) -> tuple[Memo, ...]:
+  if reading.given is not None or reading.scope is None:
+    return reading.given or ()
+  return await ctx.recall(reading.scope, key)
+
+
+async def _advice(
+  ctx: Context, log: base.AttemptLog, reading: Reading, question: str, number: int
+) -> Memo:
+  """The other model's answer, with what the memory holds about the question; not an entry itself."""
+  memos = await ctx.recall(reading.scope, question)
+  view = base.View((), log, tips=tuple(memo.text for memo in memos))
+
+  def build(view: base.View) -> list[Message]:
+    return ctx.prompts.extract.advise(view, question)
+
+  answer = await ctx.ask(Generate("advise", log.index, len(log.steps), build, view, number))
+  _, _, text = answer.sample.text.rpartition("</think>")
+  ctx.trial.turns.append(
+    Turn(
+      attempt=log.index,
+      phase="advise",
+      index=len(log.steps),
+      messages=answer.messages,
+      sample=answer.sample,
+      action=question,
+      valid=bool(text.strip()),
+      reward=0.0,
+      anchor="advise",
+      reads=tuple((memo.id, memo.version) for memo in memos[: len(answer.view.tips)]),
+      trained=False,
+    )
+  )
+  return Memo(0, 0, " ".join(text.split()), 0.0, 0.0)
 
 
 async def reflect(ctx: Context, log: base.AttemptLog) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 
-from memrl_jax.envs import base
+from memrl_jax.envs import base, extracting
 from memrl_jax.types import Message
 
 
@@ -66,10 +66,16 @@ def _parse(text):
   return (text.removeprefix("note "), True) if text.startswith("note ") else ("", False)
 
 
+def _told(view):
+  return _reflect(view)[0].content
+
+
 FAMILY = base.Family(
   "game",
   Options,
   Game,
-  lambda options: base.Prompts(_play, _reflect, _parse, _reflect, _parse),
+  lambda options: base.Prompts(
+    _play, _reflect, _parse, _reflect, _parse, extracting.brief("game", _told, _told)
+  ),
   {"random": lambda options, rng: None},
 )
