@@ -104,11 +104,19 @@ def account() -> int:
 
 
 def run(
-  command: str, folder: str, limits: Limits, *, stdin: str = "", uid: int, chars: int
+  command: str,
+  folder: str,
+  limits: Limits,
+  *,
+  stdin: str = "",
+  uid: int,
+  chars: int,
+  shown: tuple[str, ...] = (),
 ) -> Result:
   """Runs bash on a command in the sandbox of a folder, which holds the folders of WRITABLE.
 
-  Of a longer output the first and last `chars` / 2 are kept.
+  Of a longer output the first and last `chars` / 2 are kept. `shown` are further folders of this machine
+  that the command may read.
 
   Raises:
     RuntimeError: this machine does not permit namespaces.
@@ -116,10 +124,10 @@ def run(
   refusal = _refusal()
   if refusal:
     raise RuntimeError(
-      f"the local executor runs nothing unprotected, and this machine permits no Linux namespaces ({refusal}); run "
-      "as root or with unprivileged user namespaces, install bubblewrap, or choose docker (config.env.executor)"
+      f"the sandbox runs nothing unprotected, and this machine permits no Linux namespaces ({refusal}); run as root or "
+      "with unprivileged user namespaces, install bubblewrap, or, for SWE tasks, choose docker (config.env.executor)"
     )
-  return _run(command, folder, limits, stdin, uid, chars)
+  return _run(command, folder, limits, stdin, uid, chars, shown)
 
 
 @functools.cache
@@ -158,15 +166,23 @@ def own(path: str, uid: int) -> None:
     subprocess.run(["chown", "-R", "-h", f"{uid}:{uid}", path], check=True)
 
 
-def _run(command: str, folder: str, limits: Limits, stdin: str, uid: int, chars: int) -> Result:
+def _run(
+  command: str,
+  folder: str,
+  limits: Limits,
+  stdin: str,
+  uid: int,
+  chars: int,
+  shown: tuple[str, ...] = (),
+) -> Result:
   inner = ["prlimit", *_rlimits(limits), "bash", "-c", command]
   rooted, bubblewrap = _rooted(), shutil.which("bwrap")
   if not rooted and bubblewrap:
-    argv = [bubblewrap, *_bubblewrap(folder), *_watch(limits), *inner]
+    argv = [bubblewrap, *_bubblewrap(folder, shown), *_watch(limits), *inner]
   else:
     drop = ["setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
     drop += [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if rooted else []
-    argv = [*_unshare(rooted, folder), *_watch(limits), *drop, *inner]
+    argv = [*_unshare(rooted, folder, shown), *_watch(limits), *drop, *inner]
   begun = time.monotonic()
   with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed:
     given.write(stdin.encode())
@@ -210,12 +226,12 @@ def _rlimits(limits: Limits) -> list[str]:
   ]
 
 
-def _readable() -> list[str]:
-  """What is shown read-only: the system's programs, and this Python where it lies elsewhere."""
+def _readable(shown: tuple[str, ...]) -> list[str]:
+  """What is shown read-only: the system's programs, this Python where it lies elsewhere, and `shown`."""
   system = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc"]
   pythons = sorted({os.path.realpath(sys.base_prefix), sys.base_prefix, sys.prefix})
   found: list[str] = []
-  for path in [*filter(os.path.exists, system), *pythons]:
+  for path in [*filter(os.path.exists, system), *pythons, *sorted(shown)]:
     if not any(path == above or path.startswith(f"{above}/") for above in found):
       found.append(path)
   return found
@@ -226,15 +242,15 @@ def _linked(path: str) -> bool:
   return os.path.dirname(path) == "/" and os.path.islink(path)
 
 
-def _unshare(rooted: bool, folder: str) -> list[str]:
-  shown = _readable()
+def _unshare(rooted: bool, folder: str, shown: tuple[str, ...]) -> list[str]:
+  readable = _readable(shown)
   user = [] if rooted else ["--user", "--map-root-user"]
   named = {
     "root": f"{folder}/root",
     "folder": folder,
     "writable": " ".join(f"{name}:{path}" for name, path in WRITABLE.items()),
-    "readable": " ".join(path for path in shown if not _linked(path)),
-    "links": " ".join(filter(_linked, shown)),
+    "readable": " ".join(path for path in readable if not _linked(path)),
+    "links": " ".join(filter(_linked, readable)),
   }
   return [
     *("setpriv", "--pdeathsig=KILL"),  # the sandbox ends with us, however we end
@@ -244,10 +260,10 @@ def _unshare(rooted: bool, folder: str) -> list[str]:
   ]
 
 
-def _bubblewrap(folder: str) -> list[str]:
-  shown = [
+def _bubblewrap(folder: str, shown: tuple[str, ...]) -> list[str]:
+  visible = [
     part
-    for path in _readable()
+    for path in _readable(shown)
     for part in (
       ("--symlink", os.readlink(path), path) if _linked(path) else ("--ro-bind", path, path)
     )
@@ -261,7 +277,7 @@ def _bubblewrap(folder: str) -> list[str]:
     "--proc",
     "/proc",
     *own,
-    *shown,
+    *visible,
     "--remount-ro",
     "/",
     "--chdir",
