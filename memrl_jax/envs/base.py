@@ -208,7 +208,8 @@ class Family(NamedTuple):
 
   `options` is a frozen dataclass that checks itself (ValueError with one sentence); `players` maps
   a name to `make(options, rng) -> Player`; `describe(options, seed)` writes the whole task of a seed,
-  its hidden part included, for checksums of panels (never for an agent).
+  its hidden part included, for checksums of panels (never for an agent). `parts(options)` is the number
+  of environments among which task seeds are dealt in turn: seed s opens number s mod parts.
   """
 
   name: str
@@ -217,6 +218,7 @@ class Family(NamedTuple):
   prompts: Callable[[Any], Prompts]
   players: Mapping[str, Callable[[Any, np.random.Generator], Player]]
   describe: Callable[[Any, int], str] | None = None
+  parts: Callable[[Any], int] = lambda options: 1
 
 
 _MODULES = {
@@ -224,6 +226,7 @@ _MODULES = {
   "lab": "memrl_jax.envs.lab",
   "minesweeper": "memrl_jax.envs.minesweeper",
   "minihack": "memrl_jax.envs.minihack",
+  "mix": "memrl_jax.envs.mix",
   "scienceworld": "memrl_jax.envs.scienceworld",
   "sokoban": "memrl_jax.envs.sokoban",
   "swe": "memrl_jax.envs.swe",
