@@ -134,6 +134,21 @@ def test_players_read_the_task_names_of_their_own_part():
   assert log.success
 
 
+def test_players_see_views_as_in_a_run_of_their_part(monkeypatch):
+  seen = []
+
+  class Recorder:
+    def __init__(self, options, rng):
+      self.play = seen.append
+
+  monkeypatch.setitem(darkroom.FAMILY.players, "random", Recorder)
+  options = mix.Options("one=darkroom, lab")
+  environment, player = mix.Mix(options), mix.Player("random", options, np.random.default_rng(0))
+  logs = [base.AttemptLog(0, environment.reset(4)), base.AttemptLog(1, environment.retry())]
+  player.play(base.View(tuple(logs[:1]), logs[1]))
+  assert [log.initial.task for log in (*seen[0].past, seen[0].current)] == ["darkroom/2"] * 2
+
+
 def test_tasks_are_named_by_part_and_a_part_without_names_by_its_seed():
   environment = mix.Mix(mix.Options("one=darkroom, two=darkroom(size=4), lab"))
   names = [environment.reset(seed).task for seed in (9, 10)]
