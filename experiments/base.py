@@ -8,8 +8,8 @@ frozen dataclasses that check themselves. Whatever is wrong is one sentence in a
     config.env      name, how it is run, and the options of that environment
     config.method   name, and the options of that method
     config.eval     `options` and `harder.<name>` hold options of the environment; so does config.adapt
-    config.model, lora, sampling, engine, remote, credit, loss, optim, pack, mesh, memory, tips, novelty, train,
-    guard
+    config.model, lora, sampling, engine, remote, credit, loss, optim, pack, mesh, memory, tips, novelty,
+    experience, manager, extractor (with sections of its own), train, guard
 """
 
 from __future__ import annotations
@@ -55,11 +55,35 @@ def new(method: str, env: str) -> ml_collections.ConfigDict:
       "seed": 0,
       "env": {"name": env, **env_defaults, **options},
       "method": {"name": method, **_defaults(methods.config_type(method))},
-      **{name: _defaults(kind) | given.get(name, {}) for name, kind in SECTIONS.items()},
+      **{name: _section(kind) | given.get(name, {}) for name, kind in SECTIONS.items()},
       "eval": _defaults(settings_lib.EvalSettings) | given["eval"],
       "adapt": _defaults(settings_lib.AdaptSettings) | {"options": {}},
     }
   )
+
+
+def _section(kind: type) -> dict[str, Any]:
+  """All fields of a section, a section inside it as a dict of its own."""
+  made = {
+    field.name: dataclasses.asdict(field.default_factory())
+    for field in dataclasses.fields(kind)
+    if field.default_factory is not dataclasses.MISSING
+  }
+  return _defaults(kind) | made
+
+
+def _types(kind: Any) -> Any:
+  """The types of a section's keys; of a section inside it, as a dict."""
+  if not dataclasses.is_dataclass(kind):
+    return kind
+  return {name: _types(inner) for name, inner in typing.get_type_hints(kind).items()}
+
+
+def _made(kind: Any, values: Any) -> Any:
+  """The dataclass of a section, those inside it first."""
+  hints = typing.get_type_hints(kind)
+  inner = {n: _made(hints[n], v) for n, v in values.items() if dataclasses.is_dataclass(hints[n])}
+  return kind(**values | inner)
 
 
 def _defaults(kind: type) -> dict[str, Any]:
@@ -82,7 +106,7 @@ def schema(config: Mapping[str, Any]) -> dict[str, Any]:
     "seed": int,
     "env": {"name": str, **_ENV, **options},
     "method": {"name": str, **typing.get_type_hints(methods.config_type(config["method"]["name"]))},
-    **{name: typing.get_type_hints(kind) for name, kind in SECTIONS.items()},
+    **{name: _types(kind) for name, kind in SECTIONS.items()},
     "eval": typing.get_type_hints(settings_lib.EvalSettings)
     | {"options": options, "harder": {"*": options}},
     "adapt": typing.get_type_hints(settings_lib.AdaptSettings) | {"options": options},
@@ -228,7 +252,7 @@ def settings(
     method=methods.config_type(method_name)(**method),
     eval=settings_lib.EvalSettings(**evaluation),
     adapt=settings_lib.AdaptSettings(**adapt),
-    **{section: kind(**values[section]) for section, kind in SECTIONS.items()},
+    **{section: _made(kind, values[section]) for section, kind in SECTIONS.items()},
   )
 
 

@@ -97,6 +97,7 @@ class Turn:
   plain: list[Message] | None = None  # the prompt without memories, where training is to see that
   plain_ids: np.ndarray | None = None  # its ids; None: trained on the prompt it was sampled from
   intrinsic: float = 0.0  # novelty reward, beside `reward`
+  imitate: float = 0.0  # weight with which `plain` is also trained to give this very answer
   advantage: float | None = None  # None: not in the batch. 0.0: in it, without a policy gradient.
   value: float = 0.0  # the critic's estimate at the end of the prompt, 0 without a critic
   value_target: float = 0.0
@@ -122,8 +123,8 @@ class Attempt:
 class Trial:
   """Up to N attempts at one task. `void` names the failure of a trial that must not be trained on.
 
-  `mode` is how a method with a memory uses it in this trial, `part` inside its group those it is
-  compared with, `task` the stable name of the task and its variation, known once the environment is
+  `mode` is how a method with a memory uses it in this trial, `subgroup` those of its group that
+  it is compared with, `task` the stable name of the task and its variation, known once the environment is
   open, `tip` what the agent wrote about the trial, `story` what a second model will read about it,
   and `update` when it was played.
   """
@@ -136,7 +137,7 @@ class Trial:
   attempts: list[Attempt] = dataclasses.field(default_factory=list)
   void: str | None = None
   mode: str = ""
-  part: str = ""
+  subgroup: str = ""
   task: str = ""
   tip: str = ""
   story: Story | None = None
@@ -224,3 +225,4 @@ class TokenBatch(NamedTuple):
   value_index_BS: Any  # position of the row's last prompt token, where a critic reads the state
   parent_BN: Any = None
   off_BS: Any = None  # True: sampled with memories in the prompt that `tokens_BT` leaves out
+  imitate_BS: Any = None  # True: the loss is -advantage log pi, whatever the surrogate

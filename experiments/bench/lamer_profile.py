@@ -81,10 +81,10 @@ def main() -> None:
   config.env.isolation = "inline"  # environments in this thread, so that they are timed
   settings = base.settings(config, "lamer_sokoban", "laptop")
   run, clock = loop.Run(settings), Clock()
-  run.engine.warmup()
+  run.warmup()
   for module in (engine, cache):
     clock.programs(module, lambda name: f"model: sampler {name}")
-  clock.programs(run.trainer, lambda name: f"model: training {name}")
+  clock.programs(run.actor.trainer, lambda name: f"model: training {name}")
   clock.wrap(policies.LanguagePolicy, "submit", "prompts to tokens")
   clock.wrap(pool.EnvPool, "run", "environments")
   clock.wrap(pack, "pack_with_places", "packing")

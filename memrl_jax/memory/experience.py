@@ -5,7 +5,8 @@ entries that guided it, and answers with operations; what guided trials earn tra
 
   entry        one experience in the bank.Memory; an Update or a Merge keeps its id and its history.
   generation   one response of the extractor (`replies`), as it was sampled; the unit that trains (`samples`).
-  pair         (entry, trial that was shown it), worth +1 where the trial succeeded and -1 where not.
+  pair         (entry, trial that was shown it), worth +1 where the trial succeeded and -1 where not (or what
+               the trial says).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class ExperienceConfig:
     down, so trials must read some cool_down * batch different generations (`stats`: "cooling").
     cooled: samples that cool down "return" to the buffer or "drop".
   batch: samples an update. buffer: how many may wait.
-  merge_every: in steps of the actor. chars: what is kept of a text. cache: embeddings that are kept.
+  merge_every: in steps of the actor, 0: never; merge_lanes: how many chains of chunks there are (paper: 1,
+    one chunk after the other). chars: what is kept of a text. cache: embeddings that are kept.
   """
 
   key: str = "entry"
@@ -61,6 +63,7 @@ class ExperienceConfig:
   buffer: int = 256
   merge_every: int = 5
   merge_chunk: int = 5
+  merge_lanes: int = 1
   max_ops: int = 3
   chars: int = 4000
   cache: int = 8192
@@ -72,12 +75,12 @@ class ExperienceConfig:
           f"{name} {getattr(self, name)!r} is not known; choose one of {', '.join(allowed)} "
           f"(config.experience.{name})"
         )
-    for name in ("top", "pool", "capacity", "batch", "merge_every", "max_ops", "chars", "cache"):
+    for name in ("top", "pool", "capacity", "batch", "merge_lanes", "max_ops", "chars", "cache"):
       if getattr(self, name) < 1:
         raise ValueError(
           f"{name} is {getattr(self, name)}; it must be at least 1 (config.experience.{name})"
         )
-    for name in ("lambda_", "window", "alpha", "cool_down"):
+    for name in ("lambda_", "window", "alpha", "cool_down", "merge_every"):
       if not getattr(self, name) >= 0:
         raise ValueError(
           f"{name} is {getattr(self, name)}; it must not be negative (config.experience.{name})"
@@ -105,12 +108,16 @@ class Shown(NamedTuple):
 
 
 class Ended(NamedTuple):
-  """A finished trial: which entries it was shown, and which generations answered its questions."""
+  """A finished trial: which entries it was shown, and which generations answered its questions.
+
+  `pay` is what each pair of it is worth, by default +1 or -1 by success.
+  """
 
   scope: str
   outcome: Outcome
   reads: tuple[Read, ...] = ()
   asked: tuple[int, ...] = ()
+  pay: float | None = None
 
 
 class Applied(NamedTuple):
@@ -266,14 +273,19 @@ class ExperienceBank:
 
   def merge_due(self, step: int) -> bool:
     """Whether the entries are to be merged after this step of the actor (1, 2, ...)."""
-    return step > 0 and step % self.config.merge_every == 0
+    every = self.config.merge_every
+    return every > 0 and step > 0 and step % every == 0
 
-  def chunk(self, scope: str, merged: Sequence[int] = (), after: int = 0) -> list[Entry]:
+  def chunk(
+    self, scope: str, merged: Sequence[int] = (), after: int = 0, lane: int = 0
+  ) -> list[Entry]:
     """Entries for the next Merge: what the last chunk was merged into, then those with ids > `after`.
 
-    [] at the end, and where one alone is left.
+    Of the scope's entries every `merge_lanes`th is in a lane. [] at the end, and where one alone is left.
     """
-    fresh = [entry for entry in self.memory.entries(scope) if entry.id > after]
+    lanes = self.config.merge_lanes
+    entries = (entry for entry in self.memory.entries(scope) if entry.id % lanes == lane)
+    fresh = [entry for entry in entries if entry.id > after]
     carried = self.memory.get(scope, merged)[: self.config.merge_chunk - 1]
     entries = [*carried, *fresh[: self.config.merge_chunk - len(carried)]]
     return entries if fresh and len(entries) > 1 else []
@@ -366,7 +378,7 @@ class ExperienceBank:
       paid: dict[int, tuple[float, int]] = {}
       scopes: dict[int, str] = {}
       for end in ended:
-        reward = 1.0 if end.outcome.success else -1.0
+        reward = end.pay if end.pay is not None else 1.0 if end.outcome.success else -1.0
         pairs = dict.fromkeys((read.id, read.version) for read in end.reads)
         entries = [self._at(end.scope, id, version) for id, version in pairs]
         written = dict.fromkeys((e.id, e.data["generation"]) for e in entries if e is not None)

@@ -196,6 +196,10 @@ class ExperienceManager:
       self._queue.append(ticket)
       return ticket
 
+  def waiting(self) -> int:
+    """Jobs that nobody has taken yet."""
+    return len(self._queue)
+
   def next(self) -> Ticket | None:
     """The oldest job that waits, for whoever asks the extractor; None where none does."""
     with self._fence:

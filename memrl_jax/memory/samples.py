@@ -35,14 +35,19 @@ class Generation(NamedTuple):
 class Batch:
   """Samples for one update of the extractor, taken out of the buffer until `trained` or `give_back`.
 
-  reward_N in [-1, 1] is the mean over pairs_N pairs; weight_N > 0 is w(m).
+  total_N is the sum over pairs_N pairs; weight_N > 0 is w(m).
   """
 
   generations: tuple[int, ...]
   samples: tuple[Generation, ...]
-  reward_N: np.ndarray
+  total_N: np.ndarray
   pairs_N: np.ndarray
   weight_N: np.ndarray
+
+  @property
+  def reward_N(self) -> np.ndarray:
+    """The mean over pairs."""
+    return self.total_N / self.pairs_N
 
 
 class Samples:
@@ -115,7 +120,7 @@ class Samples:
     chosen = tuple(waiting[place] for place in places)
     total_N, pairs_N = np.array([self._buffer.pop(number) for number in chosen]).T
     known = tuple(self._known[number] for number in chosen)
-    self._flight = Batch(chosen, known, total_N / pairs_N, pairs_N.astype(int), weight_W[places])
+    self._flight = Batch(chosen, known, total_N, pairs_N.astype(int), weight_W[places])
     return self._flight
 
   def trained(self, batch: Batch) -> None:
@@ -145,9 +150,10 @@ class Samples:
     """The buffer as if the batch in training had not been taken."""
     waiting = {}
     if self._flight is not None:
-      totals = (self._flight.reward_N * self._flight.pairs_N).round()  # sums of +1 and -1
-      pairs = self._flight.pairs_N
-      for number, total, n in zip(self._flight.generations, totals, pairs, strict=True):
+      totals = zip(
+        self._flight.generations, self._flight.total_N, self._flight.pairs_N, strict=True
+      )
+      for number, total, n in totals:
         more = self._buffer.get(number, (0.0, 0))
         waiting[number] = (float(total) + more[0], int(n) + more[1])
     return waiting | {n: sums for n, sums in self._buffer.items() if n not in waiting}

@@ -163,6 +163,13 @@ def import_jsonl(store: Store, path: str | os.PathLike, *, new_ids: bool = False
   return import_lines(store, read_lines(path), new_ids=new_ids)
 
 
+def read_entries(path: str | os.PathLike) -> list[Add]:
+  """The entries of an exported memory, to be added to another one under new ids."""
+  lines = read_lines(path)
+  read_head(lines[0] if lines else "")
+  return [_add(line, number, True) for number, line in enumerate(lines[1:], 2) if line.strip()]
+
+
 def read_lines(path: str | os.PathLike) -> list[str]:
   try:
     with pathlib.Path(path).open(encoding="utf-8", newline="\n") as file:

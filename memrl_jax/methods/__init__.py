@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from memrl_jax.methods import base, baselines, empo2, lamer, retrospex
+from memrl_jax.methods import base, baselines, complementary, empo2, lamer, retrospex
 from memrl_jax.rollout import credit
 
 # Method name -> the estimators it may use; None: a frozen model, nothing is trained.
 METHODS: dict[str, tuple[str, ...] | None] = {
   "lamer": credit.ESTIMATORS,
   "empo2": ("grpo", "gigpo", "hgpo", "rloo"),
+  "complementary": ("grpo", "gigpo", "hgpo", "rloo"),
   "gigpo": ("gigpo",),
   "hgpo": ("hgpo",),
   "grpo": ("grpo",),
@@ -20,10 +21,18 @@ METHODS: dict[str, tuple[str, ...] | None] = {
   "react": None,
 }
 
-REMEMBERING = ("empo2", "retrospex")  # methods with a memory outside of the context
+REMEMBERING = (
+  "empo2",
+  "complementary",
+  "retrospex",
+)  # methods with a memory outside of the context
 
 Config = (
-  lamer.LamerConfig | empo2.Empo2Config | retrospex.RetrospexConfig | baselines.BaselineConfig
+  lamer.LamerConfig
+  | empo2.Empo2Config
+  | complementary.ComplementaryConfig
+  | retrospex.RetrospexConfig
+  | baselines.BaselineConfig
 )
 
 
@@ -35,6 +44,8 @@ def config_type(name: str) -> type[Config]:
     )
   if name == "empo2":
     return empo2.Empo2Config
+  if name == "complementary":
+    return complementary.ComplementaryConfig
   if name == "retrospex":
     return retrospex.RetrospexConfig
   return lamer.LamerConfig if name in ("lamer", "reflexion") else baselines.BaselineConfig
@@ -45,11 +56,13 @@ def make(
   credit_config: credit.CreditConfig,
   shape: credit.Shape,
   memory: base.Remembered | None = None,
+  per_token: bool = True,
 ) -> base.Method:
-  """The method, with both evaluation arms: "memory" (attempts with reflections, tips, or
+  """The method, with both evaluation arms: "memory" (attempts with reflections, tips or experience, or
   re-scored) and "none".
 
-  `memory` is for the REMEMBERING. ValueError where one of them has none.
+  `memory` is for the REMEMBERING. ValueError where one of them has none. `per_token`: the loss is a mean
+  over tokens, not over rows.
 
   A method without memory is evaluated in the memory loop too, so that what training brought and what
   memory at test time brings can be told apart.
@@ -58,6 +71,10 @@ def make(
     if memory is None:
       raise ValueError("EMPO2 needs a memory; open one (training.memories) and pass it")
     return empo2.make(config, credit_config, shape, memory)
+  if isinstance(config, complementary.ComplementaryConfig):
+    if memory is None:
+      raise ValueError("Complementary RL needs a bank; open one (training.memories) and pass it")
+    return complementary.make(config, credit_config, shape, memory, per_token)
   if isinstance(config, retrospex.RetrospexConfig):
     if memory is None:
       raise ValueError("Retrospex needs a memory; make one (training.memories) and pass it")
@@ -68,3 +85,9 @@ def make(
   method = baselines.make(config, credit_config, shape)
   loop = lamer.LamerConfig(attempts=config.eval_attempts)
   return method._replace(arms={**method.arms, "memory": lamer.trial(loop)})
+
+
+def turns(config: Config, horizon: int) -> int:
+  """The most turns of an attempt: those that the environment sees, and a method's own beside them."""
+  beside = config.asides if isinstance(config, complementary.ComplementaryConfig) else 0
+  return horizon + beside

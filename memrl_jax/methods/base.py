@@ -15,10 +15,12 @@ from memrl_jax.types import Trial
 class Remembered(Protocol):
   """What a method keeps from update to update beside the weights; part of every checkpoint.
 
-  `reader` answers `ctx.recall` in trials, None where nothing is asked.
+  `reader` answers `ctx.recall` in trials, None where nothing is asked; `observer` answers in evaluations,
+  which leave no trace.
   """
 
   reader: collect.Memory | None
+  observer: collect.Memory | None
 
   def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """(arrays, JSON-ready rest) for a checkpoint."""
@@ -44,6 +46,8 @@ class Method(NamedTuple):
   plan:     decides how each trial of an update uses the memory, from a generator of that update.
   memory:   what it remembers outside of the context, if anything.
   summary:  numbers of its own about the trials of an evaluation arm.
+  trains:   whether the policy trains in an update.
+  watch:    reads the metrics of an update and may add to them.
   """
 
   trial: Program
@@ -53,6 +57,8 @@ class Method(NamedTuple):
   plan: Callable[[Sequence[Trial], np.random.Generator], None] = lambda trials, rng: None
   memory: Remembered | None = None
   summary: Callable[[Sequence[Trial]], dict[str, float]] = lambda trials: {}
+  trains: Callable[[int], bool] = lambda update: True
+  watch: Callable[[dict[str, float]], dict[str, float]] = lambda numbers: {}
 
 
 def forget(trials: Sequence[Trial]) -> None:

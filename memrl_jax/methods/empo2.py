@@ -126,6 +126,8 @@ class Kept(NamedTuple):
   def reader(self) -> tips.Tips:
     return self.tips
 
+  observer = reader  # reading leaves no trace
+
   def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     arrays, rest = self.counts.state()
     return arrays, {"version": self.tips.version, "novelty": rest}

@@ -280,7 +280,9 @@ def hgpo_with_base(
   eps: float,
 ) -> jax.Array:
   """`hgpo` with the trajectory's advantage in its group as the item k = 0, of weight 1."""
-  base_N = _population_score(score_N, group_N, weight_N, mask_N, num_groups, eps)
+  base_N = group_mean_std_population(
+    score_N, group_N, weight_N, mask_N, num_groups=num_groups, eps=eps
+  )
   context_KN = _context_advantages(return_N, anchor_KN, mask_N, num_clusters, eps)
   advantage_KN = jnp.concatenate([base_N[None], context_KN])
   return _mean_of_nonzero(advantage_KN, jnp.arange(advantage_KN.shape[0]), alpha)
@@ -347,17 +349,13 @@ def _divide(advantage_N, std_N, eps):
   return jnp.where(std_N == 0, 0.0, advantage_N / jnp.where(std_N == 0, 1.0, std_N + eps))
 
 
-def _population_score(score_N, group_N, weight_N, mask_N, num_groups, eps):
-  advantage_N = group_mean(score_N, group_N, weight_N, mask_N, num_groups=num_groups)
-  std_N = cluster_std(score_N, group_N, weight_N, mask_N, num_clusters=num_groups)
-  return _divide(advantage_N, std_N, eps)
-
-
 def _context_advantages(return_N, anchor_KN, mask_N, num_clusters, eps):
   chex.assert_rank(anchor_KN, 2)
   weight_N = row_weights(mask_N)
   return jax.vmap(
-    lambda anchor_N: _population_score(return_N, anchor_N, weight_N, mask_N, num_clusters, eps)
+    lambda anchor_N: group_mean_std_population(
+      return_N, anchor_N, weight_N, mask_N, num_groups=num_clusters, eps=eps
+    )
   )(anchor_KN)
 
 

@@ -2,7 +2,7 @@
 
 Of the K trials of a group one half plays with an experience in its prompt (guided), the other without
 (free). Compared with each other, the guided half would be paid for being guided; so each half is
-compared with itself (`rollout.credit` with `trial.part`) and weighs one half of the loss.
+compared with itself (`rollout.credit` with `trial.subgroup`) and weighs one half of the loss.
 
 Letters: N rows. `guided_N` is boolean, and so are masks. The weights of how retrieval chooses and how
 often a sample may train are in `memory.retrieval`.

@@ -3,7 +3,7 @@
 The host lays the turns out in fixed shapes, `ops` does the maths under jit, the host writes back.
 Letters: N trials, A attempts, T turns of an attempt, R rows (all turns, flat).
 
-Statistics of an estimator are taken over the rows of one cluster (a group with several `trial.part`s
+Statistics of an estimator are taken over the rows of one cluster (a group with several `trial.subgroup`s
 is as many groups):
   episode term   the attempts of a group
   step term      turns of a group in the same state (and, by default, in the same attempt number)
@@ -158,7 +158,7 @@ def layout(trials: Sequence[Trial], config: CreditConfig, shape: Shape) -> Rows:
   """Puts every turn of every trial in a flat row, with the clusters it belongs to."""
   turns = [turn for trial in trials for turn in trial.turns]
   owner = [n for n, trial in enumerate(trials) for _ in trial.turns]
-  groups = [(trials[n].group, trials[n].part) for n in owner]
+  groups = [(trials[n].group, trials[n].subgroup) for n in owner]
   pairs = list(zip(owner, turns, strict=True))
 
   def pad(values: Sequence, dtype: type) -> np.ndarray:

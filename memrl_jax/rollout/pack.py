@@ -73,6 +73,29 @@ def trainable(turns: Sequence[Turn]) -> list[Turn]:
   return [turn for turn in turns if turn.advantage is not None and len(turn.sample.ids)]
 
 
+def imitated(turns: Sequence[Turn], per_token: bool) -> list[Turn]:
+  """The rows of turns that are also imitated: the plain prompt, the answer as sampled.
+
+  Advantages, those of `turns` included, are scaled so that one mean over all rows is the sum of the
+  turns' own mean and of that of the imitated ones times their weight.
+  """
+
+  def count(rows: Sequence[Turn]) -> int:
+    return sum(len(row.sample.ids) if per_token else 1 for row in rows)
+
+  rows = trainable(turns)
+  chosen = [turn for turn in turns if turn.imitate > 0]
+  own, more = count(rows), count(chosen)
+  for row in rows:
+    row.advantage *= (own + more) / own
+  made = [
+    dataclasses.replace(turn, advantage=turn.imitate * (own + more) / more) for turn in chosen
+  ]
+  for turn in turns:
+    turn.imitate = 0.0
+  return made
+
+
 def tokens_alone(turn: Turn) -> int:
   """Positions that the row takes by itself: all but its last token, which is only a target."""
   return len(turn.prompt_ids) + len(turn.sample.ids) - 1
@@ -182,6 +205,7 @@ def empty(config: PackConfig) -> TokenBatch:
     mask_BSK=np.zeros((B, S, K), bool),
     behaviour_BSK=np.zeros((B, S, K), np.float32),
     off_BS=np.zeros((B, S), bool),
+    imitate_BS=np.zeros((B, S), bool),
     advantage_BS=np.zeros((B, S), np.float32),
     temperature_BS=np.ones((B, S), np.float32),
     value_target_BS=np.zeros((B, S), np.float32),
@@ -208,6 +232,7 @@ def _fill(batch: TokenBatch, b: int, rows: Sequence[tuple[Turn, np.ndarray, int]
     batch.mask_BSK[b, s, :N] = True
     batch.behaviour_BSK[b, s, :N] = sample.logps
     batch.off_BS[b, s] = turn.plain_ids is not None
+    batch.imitate_BS[b, s] = turn.imitate > 0
     batch.advantage_BS[b, s] = turn.advantage or 0.0
     batch.temperature_BS[b, s] = sample.temperature
     batch.value_target_BS[b, s] = turn.value_target

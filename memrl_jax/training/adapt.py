@@ -44,8 +44,8 @@ def adapt(
   ):
     done = 0 if settings.frozen else run.load(saved, step, memory=False)
     run.sync()
-    run.engine.warmup()
-    embedding = memories.embedder(settings, run.cfg, run.initial, run.chat)
+    run.warmup()
+    embedding = memories.embedder(settings, run.actor.cfg, run.actor.initial, run.actor.chat)
     remembered = memories.remembered(settings, embedding, run_folder.adapt / "memory")
     try:
       records = _rounds(settings, run, remembered.tips, done, progress, run_folder)

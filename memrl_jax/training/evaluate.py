@@ -74,9 +74,10 @@ class Evaluator:
     label: str,
     base: collect.Policy | None = None,
     memory: collect.Memory | None = None,
+    advisor: collect.Policy | None = None,
   ) -> tuple[dict[str, Any], dict[str, list[Trial]]]:
     """(record for eval.jsonl, trials by arm). `base` is the untrained policy of the swap test, `memory`
-    what the arms with one read; nothing is written to it."""
+    what the arms with one read (nothing is written to it), `advisor` who answers an agent's questions."""
     record = {
       "step": step,
       "label": label,
@@ -86,7 +87,7 @@ class Evaluator:
     }
     kept = {}
     for name, arm in self._arms(base).items():
-      trials = self._play(arm, policy, memory=memory)
+      trials = self._play(arm, policy, memory=memory, advisor=advisor)
       record["arms"][name] = summary(trials)
       kept[name] = trials
     if self._settings.eval.diversity_tasks:
@@ -119,8 +120,11 @@ class Evaluator:
     repeats: int = 1,
     tasks: int | None = None,
     memory: collect.Memory | None = None,
+    advisor: collect.Policy | None = None,
   ) -> list[Trial]:
     def route(trial: Trial, request: Generate) -> collect.Policy:
+      if request.phase == "advise":
+        return advisor
       swapped = arm.first is not None and request.attempt == 0 and request.phase == "play"
       return arm.first if swapped else policy
 

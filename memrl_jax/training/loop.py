@@ -14,18 +14,25 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from memrl_jax import methods
 from memrl_jax.envs import base as env_base
-from memrl_jax.envs import pool
-from memrl_jax.models import lora, tiny, weights
+from memrl_jax.envs import mix, pool
+from memrl_jax.models import tiny, weights
 from memrl_jax.rollout import collect, credit, pack, policies
 from memrl_jax.sampling import engine, remote
-from memrl_jax.training import checkpoint, evaluate, folder, guard, memories, mesh, metrics, report
-from memrl_jax.training import settings as settings_lib
-from memrl_jax.training import step as steps
+from memrl_jax.training import (
+  checkpoint,
+  evaluate,
+  extractor,
+  folder,
+  guard,
+  learner,
+  memories,
+  metrics,
+  report,
+)
 from memrl_jax.training.settings import Settings
 from memrl_jax.types import Trial
 
@@ -36,9 +43,11 @@ TRAIN, EVALUATE, SHUFFLE, MODE = 0, 1, 2, 3  # streams of randomness under the r
 def plan(settings: Settings, update: int) -> list[Trial]:
   """The trials of one update: `groups` tasks, `group_size` trials each; a function of seed and update."""
   rng = np.random.default_rng([settings.seed, TRAIN, update])
-  seeds = rng.choice(
-    np.arange(*env_base.TRAIN_SEEDS), size=settings.train.groups, replace=False
-  ).tolist()
+  parts = env_base.family(settings.env.name).parts(settings.env.options)  # of a mix, dealt in turn
+  low, high = env_base.TRAIN_SEEDS
+  rounds = rng.choice(np.arange(low, high // parts), size=settings.train.groups, replace=False)
+  turns = (update * settings.train.groups + np.arange(settings.train.groups)) % parts
+  seeds = (rounds * parts + turns).tolist()
   return [
     Trial(settings.env.name, seed, group, index, update=update)
     for group, seed in enumerate(seeds)
@@ -61,73 +70,52 @@ class Run:
   ):
     self.settings, self.client = settings, client
     self._pushed: Any = None  # the params that the server has
-    self.mesh = mesh.make(settings.mesh)
-    self.cfg, self.initial = weights.load_directory(
-      settings.model.directory(), dtype=settings.model.dtype, place=mesh.placement(self.mesh)
+    self.actor = learner.Learner(
+      settings,
+      seed=settings.seed,
+      total=settings.train.updates * settings.train.minibatches,
+      frozen=settings.frozen,
+      critic=settings.credit.estimator == "ppo",
     )
-    self.chat = settings.model.chat()
-    self.start = self.initial  # what training starts from, and the reference of a KL term
     self.family = env_base.family(settings.env.name)
     self.prompts = self.family.prompts(settings.env.options)
     self.horizon = evaluate.horizon(self.family, settings.env.options)
     remembered = None
     if settings.method_name in methods.REMEMBERING:
-      self.embedder = memories.embedder(settings, self.cfg, self.initial, self.chat)
+      self.embedder = memories.embedder(
+        settings, self.actor.cfg, self.actor.initial, self.actor.chat
+      )
       remembered = memories.of_method(settings, self.embedder, memory)
-    self.method = methods.make(settings.method, settings.credit, self._credit_shape(), remembered)
-    self.engine = engine.Engine(self.cfg, self.initial, settings.engine)
-    self.evaluator = evaluate.Evaluator(settings, self.method.arms)
-    total = settings.train.updates * settings.train.minibatches
-    adapted = self._adapt() if settings.lora.rank else {}
-    self.trainer = steps.Trainer(
-      self.cfg,
-      settings.loss,
-      steps.optimiser(settings.optim, total),
-      self.mesh,
-      max_tokens=settings.pack.response,
-      remat=settings_lib.REMAT[settings.model.remat],
-      **adapted,
+    self.method = methods.make(
+      settings.method,
+      settings.credit,
+      self._credit_shape(),
+      remembered,
+      per_token=settings.loss.aggregate != "sequence_mean",
     )
-    critic = None
-    if settings.credit.estimator == "ppo" and not settings.frozen:
-      critic = steps.init_critic(self.initial, self.cfg)
-    if settings.frozen:  # needs no optimiser, nor a copy of its weights
-      self.state = steps.TrainState({"policy": self.initial}, None)
-    else:
-      self.state = self.trainer.init(self.start, critic)
+    self.extractor: extractor.Extractor | None = None
+    if settings.extracts:
+      merge = self.prompts.extract.merge
+      self.extractor = extractor.Extractor(settings, self.method.memory.manager, merge)
+    self.evaluator = evaluate.Evaluator(settings, self.method.arms)
     self.guard = guard.Guard(settings.guard)
     self.sync()  # before the engine warms up: placement is part of what is compiled
 
-  def _adapt(self) -> dict[str, Any]:
-    """What the trainer needs to train adapters only; from here on `start` is theirs."""
-    config, key = self.settings.lora, jax.random.key(self.settings.seed)
-    base = lora.quantize(self.initial, config)
-    self.start = lora.init(key, self.cfg, config)
-    self.initial = lora.dense(lora.attach(base, self.start, self.cfg, config))
-    self._merge = jax.jit(lambda base, trained: lora.merge(base, trained, self.cfg, config))
-    self._base = base
-    return {"base": base, "join": lambda b, trained: lora.attach(b, trained, self.cfg, config)}
-
-  @property
-  def params(self) -> Any:
-    """The policy's weights, adapters merged in."""
-    trained = self.state.params["policy"]
-    return self._merge(self._base, trained) if self.settings.lora.rank else trained
-
   def _credit_shape(self) -> credit.Shape:
-    train = self.settings.train
+    settings = self.settings
     return credit.Shape(
-      train.groups * train.group_size, self.settings.method.attempts, self.horizon
+      settings.train.groups * settings.train.group_size,
+      settings.method.attempts,
+      methods.turns(settings.method, self.horizon),
     )
 
   def policy(
     self, sampling: policies.SamplingConfig
   ) -> policies.LanguagePolicy | policies.RemotePolicy:
     """The current weights as a policy."""
-    context = max(self.settings.engine.buckets)
     if self.client is not None:
-      return policies.RemotePolicy(self.client, self.chat, sampling, context)
-    return policies.LanguagePolicy(self.engine, self.chat, sampling, context)
+      return policies.RemotePolicy(self.client, self.actor.chat, sampling, self.actor.context)
+    return self.actor.policy(sampling)
 
   @property
   def eval_sampling(self) -> policies.SamplingConfig:
@@ -137,12 +125,19 @@ class Run:
 
   def sync(self) -> None:
     """Hands the weights to the sampler, which starts afresh: nothing depends on what it did before."""
-    trained = self.state.params["policy"]
+    trained = self.actor.state.params["policy"]
     if self.client is None:
-      self.engine.set_params(self.params)
+      self.actor.engine.set_params(self.actor.params)
     elif trained is not self._pushed:
-      self.client.push_params(self.cfg, self.params)
+      self.client.push_params(self.actor.cfg, self.actor.params)
       self._pushed = trained
+
+  def warmup(self) -> None:
+    """Compiles what sampling needs."""
+    if self.client is None:
+      self.actor.engine.warmup()
+    if self.extractor is not None:
+      self.extractor.warmup()
 
   def rollout(self, update: int, envs: pool.EnvPool) -> list[Trial]:
     """Plays the trials of one update with the current weights."""
@@ -151,10 +146,14 @@ class Run:
     policy = self.policy(settings.sampling)
     trials = plan(settings, update)
     self.method.plan(trials, np.random.default_rng([settings.seed, MODE, update]))
+    advisor = None
+    if self.extractor is not None:
+      self.extractor.launch()
+      advisor = self.extractor.advisor()
     return collect.collect(
       trials,
       self.method.trial,
-      lambda trial, request: policy,
+      lambda trial, request: advisor if request.phase == "advise" else policy,
       envs,
       self.prompts,
       horizon=self.horizon,
@@ -169,60 +168,31 @@ class Run:
     return None if self.method.memory is None else self.method.memory.reader
 
   def learn(self, update: int, trials: Sequence[Trial]) -> dict[str, float]:
-    """Credit and optimiser steps; returns metrics. Changes `state`."""
+    """Credit and optimiser steps; returns metrics."""
     settings = self.settings
-    if "critic" in self.state.params:
-      self._read_critic(trials)
+    turns = [turn for trial in trials if trial.void is None for turn in trial.turns]
+    if "critic" in self.actor.state.params:
+      self.actor.values([turn for turn in turns if len(turn.sample.ids)])
     numbers = self.method.credit(trials)
-    usable = [turn for trial in trials if trial.void is None for turn in trial.turns]
-    rows = pack.trainable(usable)
-    for turn in rows:
+    if not self.method.trains(update):
+      return numbers
+    imitated = pack.imitated(turns, per_token=settings.loss.aggregate != "sequence_mean")
+    rows = pack.trainable(turns) + imitated
+    for turn in imitated if settings.extracts else rows:
       if turn.plain is not None:
-        turn.plain_ids = self.chat.encode(turn.plain)
+        turn.plain_ids = self.actor.chat.encode(turn.plain)
     numbers["rollout/rows"] = len(rows)
     rng = np.random.default_rng([settings.seed, SHUFFLE, update])
-    packed = [
-      pack.pack_with_places(part, settings.pack)
-      for part in pack.split(rows, settings.train.minibatches, rng)
-    ]
-    parts = [one.batches for one in packed]
-    params = self.state.params["policy"]
-    old = [self.trainer.old(params, part) for part in parts]
-    ref = [
-      self.trainer.score(self.start, part) if settings.loss.kl_coef else None for part in parts
-    ]
-    history = []
-    for part, part_old, part_ref in zip(parts, old, ref, strict=True):
-      self.state, result = self.trainer.update(self.state, part, part_old, part_ref)
-      history.append(result)
-    # The first wait: until here every step was dispatched while the device worked on those before.
-    history = jax.device_get(history)
-    if history:
-      numbers |= {name: float(np.mean([h[name] for h in history])) for name in history[0]}
-      # Before the first optimiser step both sides hold the same weights: the true difference.
-      for name in ("train/logp_gap", "train/logp_gap_max"):
-        numbers[name] = float(history[0][name])
-      if not numbers.get("train/off_policy", 1.0):  # nothing to say about rows that are not there
-        gone = ["train/ratio_off", "train/clipped_off"]
-        gone += ["train/masked"] if settings.loss.mask_scope == "off_policy" else []
-        for name in gone:
-          del numbers[name]
-      numbers["train/finite"] = float(min(h["train/finite"] for h in history))
-    numbers["train/micro_batches"] = sum(len(part) for part in parts)
-    computed, alone = sum(one.tokens for one in packed), sum(map(pack.tokens_alone, rows))
-    numbers["train/tokens"] = computed
-    numbers["train/shared"] = 1 - computed / max(alone, 1)
-    return numbers
+    numbers |= self.actor.learn(rows, settings.train.minibatches, rng)
+    return numbers | self.method.watch(numbers)
 
-  def _read_critic(self, trials: Sequence[Trial]) -> None:
-    """Sets `turn.value`: the critic's estimate at the end of every prompt."""
-    turns = [
-      turn for trial in trials if trial.void is None for turn in trial.turns if len(turn.sample.ids)
-    ]
-    packed = pack.pack_with_places(turns, self.settings.pack)
-    values = self.trainer.values(self.state.params["critic"], packed.batches)
-    for turn, (m, b, s) in zip(turns, packed.places, strict=True):
-      turn.value = float(values[m][b, s])
+  def remember(self, update: int, trials: Sequence[Trial]) -> dict[str, float]:
+    """What the method makes of the trials, and the extractor of what it makes; returns metrics."""
+
+    def remember() -> dict[str, float]:
+      return self.method.remember(trials) or {}
+
+    return remember() if self.extractor is None else self.extractor.settle(update, remember)
 
   def evaluate(
     self, step: int, label: str, progress: metrics.Progress
@@ -232,14 +202,19 @@ class Run:
     e, sampling = self.settings.eval, self.eval_sampling
     base = None
     if "base" in e.swap:
-      frozen = engine.Engine(self.cfg, self.initial, self.settings.engine)
-      base = policies.LanguagePolicy(frozen, self.chat, sampling, max(self.settings.engine.buckets))
+      frozen = engine.Engine(self.actor.cfg, self.actor.initial, self.settings.engine)
+      base = self.actor.policy(sampling, frozen)
     progress.say(f"evaluating at update {step} on {e.tasks} tasks of {e.panel}/{e.half} ...")
     record, trials = self.evaluator.run(
-      self.policy(sampling), step=step, label=label, base=base, memory=self.reader
+      self.policy(sampling),
+      step=step,
+      label=label,
+      base=base,
+      memory=None if self.method.memory is None else self.method.memory.observer,
+      advisor=None if self.extractor is None else self.extractor.advisor(),
     )
     for arm, played in trials.items():
-      record["arms"][arm] |= self.method.summary(played)
+      record["arms"][arm] |= self.method.summary(played) | mix.by_part(played)
     for line in evaluate.table(record):
       progress.say(line)
     return record, trials
@@ -247,26 +222,35 @@ class Run:
   def save(self, checkpoints: checkpoint.Checkpoints, step: int) -> None:
     host = {"updates": step, "guard": self.guard.counts, "seed": self.settings.seed}
     extra: dict[str, np.ndarray] = {}
-    if self.method.memory is not None:
-      extra, host["memory"] = self.method.memory.state()
-    checkpoints.save(step, self._saved(), host, extra)
+    whole = contextlib.nullcontext() if self.extractor is None else self.extractor.consistent()
+    with whole:
+      if self.method.memory is not None:
+        extra, host["memory"] = self.method.memory.state()
+      arrays = self._saved()
+    checkpoints.save(step, arrays, host, extra)
 
   def load(self, checkpoints: checkpoint.Checkpoints, step: int | None, memory: bool = True) -> int:
     """Restores weights, optimiser, guard and memory; returns the number of updates done."""
     done, arrays, host = checkpoints.restore(step, self._saved())
-    if not self.settings.frozen:
-      self.state = steps.TrainState(**arrays)
+    if self.extractor is not None:
+      self.extractor.model.load(arrays.pop("extractor"))
+    self.actor.load(arrays)
     self.guard = guard.Guard(self.settings.guard, host["guard"])
     if memory and self.method.memory is not None:
       self.method.memory.load(checkpoints.extra(done), host["memory"])
+    if self.extractor is not None:
+      self.extractor.loaded()
     return done
 
   def _saved(self) -> dict[str, Any]:
-    """The arrays of a checkpoint; frozen weights are where they came from."""
-    return {"frozen": np.zeros(1)} if self.settings.frozen else self.state._asdict()
+    """The arrays of a checkpoint."""
+    more = {} if self.extractor is None else {"extractor": self.extractor.model.saved()}
+    return self.actor.saved() | more
 
   def close(self) -> None:
-    """Lets go of the memory's folder."""
+    """Lets the extractor end, and goes from the memory's folder."""
+    if self.extractor is not None:
+      self.extractor.close()
     if self.method.memory is not None:
       self.method.memory.close()
 
@@ -294,8 +278,7 @@ def train(
     log.truncate(done + 1 if done else 0)
     status = "finished"
     with metrics.Progress(train_settings.updates, start=done, quiet=quiet) as progress:
-      if client is None:
-        run.engine.warmup()
+      run.warmup()
       if not train_settings.updates:
         _evaluate(run, log, 0, "final", progress)
       elif not done and settings.eval.at_start:
@@ -341,20 +324,23 @@ def _update(run: Run, log: metrics.MetricsLog, envs: pool.EnvPool, update: int, 
   they are all that is needed to look at what went wrong.
   """
   began = time.perf_counter()
-  before = run.engine.stats
+  before = run.actor.engine.stats
   trials = run.rollout(update, envs)
   rolled = time.perf_counter()
   numbers = evaluate.rollout_metrics(trials)
   if not run.settings.frozen:
     numbers |= run.learn(update, trials)
-  numbers |= run.method.remember(trials) or {}
+  numbers |= run.remember(update, trials)
+  numbers |= {f"part/{name}": value for name, value in mix.by_part(trials).items()}
   learned = time.perf_counter()
   reason = _reason_to_stop(run, update, trials, numbers)
   timing = {
     "seconds/rollout": rolled - began,
     "seconds/learn": learned - rolled,
-    **_engine_timing(before, run.engine.stats, rolled - began),
+    **_engine_timing(before, run.actor.engine.stats, rolled - began),
   }
+  if run.extractor is not None:
+    timing |= run.extractor.timing()
   if run.client is not None:
     counts = dataclasses.asdict(run.client.counts)
     timing |= {f"remote/{name}": count for name, count in counts.items()}
@@ -429,7 +415,7 @@ def evaluate_checkpoint(settings: Settings, run_folder: folder.RunFolder, step: 
     metrics.Progress(0) as progress,
   ):
     done = run.load(saved, step)
-    run.engine.warmup()
+    run.warmup()
     _evaluate(run, log, done, "eval", progress)
   report.write_report(run_folder)
 
@@ -449,7 +435,7 @@ def export_checkpoint(
   source, path = settings.model.directory(), run_folder.path / f"export-{done:06d}"
   is_tiny = tiny.is_tiny(source)
   dtype, goes_along = settings.model.dtype, None if is_tiny else source
-  weights.save_directory(path, run.cfg, run.params, dtype=dtype, source=goes_along)
+  weights.save_directory(path, run.actor.cfg, run.actor.params, dtype=dtype, source=goes_along)
   if is_tiny:
     for file in (*tiny.tokenizer_directory().iterdir(), source / tiny.MARK):
       shutil.copy(file, path)

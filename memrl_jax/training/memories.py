@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from memrl_jax.memory import bank, embed, novelty, tips
-from memrl_jax.methods import base, empo2, retrospex
+from memrl_jax.memory import bank, embed, experience, manager, novelty, tips, transfer
+from memrl_jax.methods import base, complementary, empo2, retrospex
 from memrl_jax.models import policy
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.sampling import chat
@@ -61,9 +61,26 @@ def of_method(
   settings: Settings, embedding: embed.Embedder, folder: pathlib.Path | None
 ) -> base.Remembered:
   """What the run's own method remembers; transitions of Retrospex live in its checkpoints alone."""
+  if isinstance(settings.method, complementary.ComplementaryConfig):
+    return experiences(settings, embedding, folder)
   if isinstance(settings.method, retrospex.RetrospexConfig):
     return retrospex.Remembered(settings.method, embedding, settings.seed, settings.train.updates)
   return remembered(settings, embedding, folder)
+
+
+def experiences(
+  settings: Settings, embedding: embed.Embedder, folder: pathlib.Path | None
+) -> complementary.Experiences:
+  """The bank of Complementary RL behind its manager, and the entries that it begins with."""
+  made = experience.ExperienceBank.open(folder, embedding, settings.experience)
+  try:
+    first = transfer.read_entries(settings.method.bank) if settings.method.bank else []
+    return complementary.Experiences(
+      settings.method, manager.ExperienceManager(settings.manager, made), first
+    )
+  except BaseException:
+    made.close()
+    raise
 
 
 def remembered(

@@ -31,23 +31,25 @@ RULES = (
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """Devices along each axis; data = -1 takes what is left."""
+  """Devices along each axis; data = -1 takes what is left. `first` is the first device's number: two
+  models with meshes behind each other share no device."""
 
   data: int = 1
   fsdp: int = 1
   tensor: int = 1
+  first: int = 0
 
 
 def make(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
   """The mesh; ValueError if the axes do not multiply to the number of devices they need."""
-  devices = jax.devices() if devices is None else devices
+  devices = (jax.devices() if devices is None else devices)[config.first :]
   inner = config.fsdp * config.tensor
   data = len(devices) // inner if config.data == -1 else config.data
   needed = data * inner
   if needed < 1 or needed > len(devices):
     raise ValueError(
       f"a mesh of data {config.data} x fsdp {config.fsdp} x tensor {config.tensor} needs {needed or inner} "
-      f"devices and {len(devices)} are there; change config.mesh"
+      f"devices and {len(devices)} are there from number {config.first} on; change config.mesh"
     )
   grid = np.array(devices[:needed]).reshape(data, config.fsdp, config.tensor)
   return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)

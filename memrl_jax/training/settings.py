@@ -13,7 +13,8 @@ from typing import Any
 from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import pool
-from memrl_jax.memory import novelty, tips
+from memrl_jax.memory import experience, manager, novelty, tips
+from memrl_jax.methods import complementary
 from memrl_jax.models import lora, tiny, weights
 from memrl_jax.rollout import credit, pack, policies
 from memrl_jax.sampling import chat, engine, remote
@@ -225,6 +226,67 @@ class AdaptSettings:
       raise ValueError("rounds, tasks and episodes must be at least 1 (config.adapt)")
 
 
+SCHEDULES = ("interleaved", "pipelined", "async")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExtractorSettings:
+  """The second model of Complementary RL: the same sections as the actor's, and when it works.
+
+  train: whether it learns. schedule: "interleaved" (in the actor's thread), "pipelined" (beside the actor,
+    one update behind; repeats bit for bit) or "async" (beside the actor, whenever it can).
+  max_queue: jobs that may wait for it; beyond that the oldest are dropped.
+  sampling.reflect_tokens is the budget of an experience, of a merge and of advice; play_tokens is not used.
+  """
+
+  model: ModelSettings = dataclasses.field(default_factory=lambda: ModelSettings(""))
+  lora: lora.LoraConfig = dataclasses.field(default_factory=lora.LoraConfig)
+  sampling: policies.SamplingConfig = dataclasses.field(
+    default_factory=lambda: policies.SamplingConfig(reflect_tokens=64)
+  )
+  engine: engine.EngineConfig = dataclasses.field(
+    default_factory=lambda: engine.EngineConfig(slots=64)
+  )
+  loss: objective.LossConfig = dataclasses.field(
+    default_factory=lambda: objective.LossConfig(surrogate="cispo", eps_low=0.1, eps_high=0.1)
+  )
+  optim: step.OptimConfig = dataclasses.field(default_factory=step.OptimConfig)
+  pack: pack.PackConfig = dataclasses.field(default_factory=lambda: pack.PackConfig(response=64))
+  mesh: mesh.MeshConfig = dataclasses.field(default_factory=mesh.MeshConfig)
+  train: bool = True
+  schedule: str = "interleaved"
+  max_queue: int = 4096
+
+  def __post_init__(self):
+    if self.schedule not in SCHEDULES:
+      raise ValueError(
+        f"schedule {self.schedule!r} is not known; choose one of {', '.join(SCHEDULES)} "
+        "(config.extractor.schedule)"
+      )
+    if self.max_queue < 1:
+      raise ValueError("max_queue must be at least 1 (config.extractor.max_queue)")
+
+  def check(self) -> None:
+    """What a run with an extractor needs of it; ValueError names what is wrong."""
+    s, tokens = self.sampling, self.sampling.reflect_tokens
+    if not self.train:
+      return
+    if s.top_p < 1 or s.top_k > 0 or s.temperature == 0:
+      raise ValueError(
+        "an extractor that is trained needs temperature > 0, top_p 1 and top_k 0: its log-probs are those of "
+        f"softmax(logits / T); got {s.temperature}, {s.top_p}, {s.top_k} (config.extractor.sampling)"
+      )
+    if tokens > self.pack.response or self.pack.length < max(self.engine.buckets):
+      raise ValueError(
+        f"the extractor's answers of up to {tokens} tokens and rows of up to {max(self.engine.buckets)} do not "
+        f"fit config.extractor.pack (response {self.pack.response}, length {self.pack.length}); raise it"
+      )
+    if self.loss.off_policy != "none" or self.loss.mask_scope == "off_policy":
+      raise ValueError(
+        "the extractor has no off-policy rows; set config.extractor.loss.off_policy to none"
+      )
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
   """Everything a run depends on."""
@@ -248,6 +310,9 @@ class Settings:
   memory: MemorySettings
   tips: tips.TipConfig
   novelty: novelty.NoveltyConfig
+  experience: experience.ExperienceConfig
+  manager: manager.ManagerConfig
+  extractor: ExtractorSettings
   train: TrainSettings
   eval: EvalSettings
   adapt: AdaptSettings
@@ -258,6 +323,8 @@ class Settings:
       raise ValueError(f"seed {self.seed} is negative; use 0 or more (config.seed)")
     self._check_method()
     self._check_memory()
+    if isinstance(self.method, complementary.ComplementaryConfig):
+      self._check_extractor(self.method)
     self._check_sizes()
 
   @property
@@ -317,6 +384,32 @@ class Settings:
     if self.loss.mask_scope == "off_policy" and self.loss.off_policy == "none":
       raise ValueError(
         f"{self.method_name} has no off-policy rows to mask; set config.loss.mask_scope to none or all"
+      )
+
+  @property
+  def extracts(self) -> bool:
+    """Whether a second model writes what this method remembers."""
+    method = self.method
+    known = isinstance(method, complementary.ComplementaryConfig)
+    return known and bool(method.writes or method.questions)
+
+  def _check_extractor(self, method: complementary.ComplementaryConfig) -> None:
+    if method.writes and not method.guided and not method.questions and self.extractor.train:
+      raise ValueError(
+        "nobody is guided, so the extractor would write for nobody and earn nothing; for the baseline without "
+        "experience set config.method.writes to false too"
+      )
+    if self.extracts:
+      self.extractor.check()
+      if not self.manager.deterministic and self.extractor.schedule != "async":
+        raise ValueError(
+          f"the schedule {self.extractor.schedule} repeats bit for bit, and config.manager.deterministic=false "
+          "does not; set it to true, or config.extractor.schedule to async"
+        )
+    if method.imitate_every and method.questions:
+      raise ValueError(
+        "turns in which the actor asked cannot be imitated without experience; set config.method.questions or "
+        "config.method.imitate_every to 0"
       )
 
   def _check_sizes(self) -> None:

@@ -125,7 +125,8 @@ class Trainer:
   """The jitted functions of one model, loss and mesh; holds no state that training changes.
 
   With adapters, what is trained is not the weights: `join(base, trained)` makes the weights of the
-  policy inside every function, and only `trained` has gradients and an optimiser.
+  policy inside every function, and only `trained` has gradients and an optimiser. `keep`: `update` leaves
+  the old state readable, and holds both for a moment.
   """
 
   def __init__(
@@ -137,6 +138,7 @@ class Trainer:
     *,
     max_tokens: int,
     remat: bool | str = True,
+    keep: bool = False,
     base: Any | None = None,
     join: Callable[[Any, Any], Any] | None = None,
   ):
@@ -145,7 +147,7 @@ class Trainer:
     self._join = (lambda base, trained: trained) if join is None else join
     self._tx, self._max_tokens, self._remat = tx, max_tokens, remat
     self._accumulate = meshes.jit(mesh, self._accumulate_fn, donate_argnums=2)
-    self._apply = meshes.jit(mesh, self._apply_fn, donate_argnums=0)
+    self._apply = meshes.jit(mesh, self._apply_fn, donate_argnums=() if keep else 0)
     self._zeros = meshes.jit(mesh, self._zeros_fn)
     self._score = meshes.jit(mesh, self._score_fn)
     self._old = meshes.jit(mesh, self._old_fn)
@@ -192,7 +194,7 @@ class Trainer:
     old: Sequence[jax.Array] | None = None,
     ref: Sequence[jax.Array] | None = None,
   ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One optimiser step over the micro-batches; `state` is consumed.
+    """One optimiser step over the micro-batches; `state` is consumed, unless made with `keep`.
 
     Args:
       old: pi_old's log-probs recomputed by the trainer, if the loss asks for them.
@@ -275,6 +277,7 @@ class Trainer:
       mask_RK,
       batch.advantage_BS.reshape(B * S),
       off_R,
+      _flag(batch.imitate_BS, batch).reshape(B * S),
     )
     loss, metrics = objective.policy_loss(self.loss, tokens, max_tokens=self._max_tokens)
     gap_RK = jnp.abs(masks.keep(logp_RK, on_RK) - masks.keep(behaviour_RK, on_RK))
@@ -331,9 +334,11 @@ class Trainer:
 
 def _off(batch: TokenBatch) -> jax.Array:
   """Which rows were sampled from another prompt, bool [B, S]."""
-  if batch.off_BS is None:
-    return jnp.zeros_like(batch.advantage_BS, bool)
-  return batch.off_BS
+  return _flag(batch.off_BS, batch)
+
+
+def _flag(flag_BS: jax.Array | None, batch: TokenBatch) -> jax.Array:
+  return jnp.zeros_like(batch.advantage_BS, bool) if flag_BS is None else flag_BS
 
 
 def _closed(sums: Sums) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def test_tips_are_written_read_and_trained_away(whole):
 def test_nothing_compiles_after_every_mode_was_seen(tmp_path):
   made = base.settings(config(), "empo2_lab", "smoke")
   run = loop.Run(made)
-  run.engine.warmup()
+  run.warmup()
   from memrl_jax.envs import pool
 
   envs = pool.EnvPool(run.family, made.env.options, isolation="inline")
@@ -100,7 +100,7 @@ def test_nothing_compiles_after_every_mode_was_seen(tmp_path):
     trials = run.rollout(update, envs)
     run.learn(update, trials)
     run.method.remember(trials)
-    counts.append(run.trainer.compiled())
+    counts.append(run.actor.trainer.compiled())
   envs.close()
   run.close()
   assert counts[1] == counts[2]
@@ -160,9 +160,11 @@ def test_the_policy_embedder_is_named_by_the_weights_it_reads():
   run = loop.Run(made)
   first = run.embedder
   vectors = first.embed(["goal lamp", "at hall chest", "goal lamp"])
-  assert vectors.shape == (3, run.cfg.dim) and np.allclose(np.linalg.norm(vectors, axis=1), 1)
+  assert vectors.shape == (3, run.actor.cfg.dim) and np.allclose(np.linalg.norm(vectors, axis=1), 1)
   assert np.array_equal(vectors[0], vectors[2]) and vectors[0] @ vectors[1] < 0.999
-  norm = jax.tree.map(lambda leaf: leaf + 1e-3, run.initial["final_norm"])
-  moved = memories.embedder(made, run.cfg, run.initial | {"final_norm": norm}, run.chat)
+  norm = jax.tree.map(lambda leaf: leaf + 1e-3, run.actor.initial["final_norm"])
+  moved = memories.embedder(
+    made, run.actor.cfg, run.actor.initial | {"final_norm": norm}, run.actor.chat
+  )
   assert moved.name != first.name and first.name.startswith("policy:tiny:lab:")
   run.close()

@@ -72,7 +72,7 @@ def test_every_sampled_token_of_the_rollouts_was_recorded_with_its_log_prob(whol
 
 def arrays(place):
   settings = base.settings(config(), "lamer_darkroom", "smoke")
-  like = loop.Run(settings).state._asdict()
+  like = loop.Run(settings).actor.saved()
   with checkpoint.Checkpoints(place.checkpoints, keep=9, keep_every=None) as saved:
     step, found, host = saved.restore(None, like)
   import jax
@@ -197,12 +197,12 @@ def test_nothing_is_compiled_after_the_first_update():
   from memrl_jax.sampling import engine
 
   run_ = loop.Run(base.settings(config(), "lamer_darkroom", "smoke"))
-  run_.engine.warmup()
+  run_.warmup()
   compiled = engine.compiled()
   with pool.EnvPool(run_.family, run_.settings.env.options) as envs:
     run_.learn(0, run_.rollout(0, envs))
-    trained = run_.trainer.compiled()
+    trained = run_.actor.trainer.compiled()
     for update in (1, 2):
       run_.learn(update, run_.rollout(update, envs))
   assert engine.compiled() == compiled
-  assert run_.trainer.compiled() == trained
+  assert run_.actor.trainer.compiled() == trained

@@ -1,0 +1,155 @@
+"""One language model of a run: its weights, its words, what samples with it and what trains it.
+
+A run has one, or, where a second model writes the memory, two, each on a mesh of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from memrl_jax.models import lora, weights
+from memrl_jax.rollout import pack, policies
+from memrl_jax.sampling import engine
+from memrl_jax.training import mesh, objective
+from memrl_jax.training import settings as settings_lib
+from memrl_jax.training import step as steps
+from memrl_jax.types import Turn
+
+
+class Parts(Protocol):
+  """The sections of the settings that make a model."""
+
+  model: settings_lib.ModelSettings
+  lora: lora.LoraConfig
+  engine: engine.EngineConfig
+  loss: objective.LossConfig
+  optim: steps.OptimConfig
+  pack: pack.PackConfig
+  mesh: mesh.MeshConfig
+
+
+class Learner:
+  """A model and how it is trained; `state` is what training changes.
+
+  `initial` are the weights it comes with, `start` what training begins from and a KL term refers to
+  (with adapters: theirs).
+  """
+
+  def __init__(
+    self,
+    parts: Parts,
+    *,
+    seed: int,
+    total: int,
+    frozen: bool,
+    critic: bool = False,
+    keep: bool = False,
+  ):
+    """`total`: optimiser steps, for the schedule. `keep`: an old `state` stays readable after an update."""
+    self.parts, self.frozen = parts, frozen
+    self.mesh = mesh.make(parts.mesh)
+    self.cfg, self.initial = weights.load_directory(
+      parts.model.directory(), dtype=parts.model.dtype, place=mesh.placement(self.mesh)
+    )
+    self.chat = parts.model.chat()
+    self.start = self.initial
+    self.engine = engine.Engine(self.cfg, self.initial, parts.engine)
+    adapted = self._adapt(seed) if parts.lora.rank else {}
+    self.trainer = steps.Trainer(
+      self.cfg,
+      parts.loss,
+      steps.optimiser(parts.optim, total),
+      self.mesh,
+      max_tokens=parts.pack.response,
+      remat=settings_lib.REMAT[parts.model.remat],
+      keep=keep,
+      **adapted,
+    )
+    if frozen:  # needs no optimiser, nor a copy of its weights
+      self.state = steps.TrainState({"policy": self.initial}, None)
+    else:
+      value = steps.init_critic(self.initial, self.cfg) if critic else None
+      self.state = self.trainer.init(self.start, value)
+
+  def _adapt(self, seed: int) -> dict[str, Any]:
+    """What the trainer needs to train adapters only; from here on `start` is theirs."""
+    config = self.parts.lora
+    base = lora.quantize(self.initial, config)
+    self.start = lora.init(jax.random.key(seed), self.cfg, config)
+    self.initial = lora.dense(lora.attach(base, self.start, self.cfg, config))
+    self._merge = jax.jit(lambda base, trained: lora.merge(base, trained, self.cfg, config))
+    self._base = base
+    return {"base": base, "join": lambda b, trained: lora.attach(b, trained, self.cfg, config)}
+
+  @property
+  def context(self) -> int:
+    """The longest prompt and answer together, tokens."""
+    return max(self.parts.engine.buckets)
+
+  @property
+  def params(self) -> Any:
+    """The policy's weights, adapters merged in."""
+    trained = self.state.params["policy"]
+    return self._merge(self._base, trained) if self.parts.lora.rank else trained
+
+  def policy(
+    self, sampling: policies.SamplingConfig, sampler: engine.Engine | None = None
+  ) -> policies.LanguagePolicy:
+    """The weights that the engine (or another one) holds, as a policy."""
+    return policies.LanguagePolicy(sampler or self.engine, self.chat, sampling, self.context)
+
+  def learn(
+    self, rows: Sequence[Turn], minibatches: int, rng: np.random.Generator
+  ) -> dict[str, float]:
+    """Optimiser steps on rows that have an advantage; returns metrics. Changes `state`."""
+    config = self.parts.loss
+    packed = [
+      pack.pack_with_places(part, self.parts.pack) for part in pack.split(rows, minibatches, rng)
+    ]
+    parts = [one.batches for one in packed]
+    params = self.state.params["policy"]
+    old = [self.trainer.old(params, part) for part in parts]
+    ref = [self.trainer.score(self.start, part) if config.kl_coef else None for part in parts]
+    history = []
+    for part, part_old, part_ref in zip(parts, old, ref, strict=True):
+      self.state, result = self.trainer.update(self.state, part, part_old, part_ref)
+      history.append(result)
+    # The first wait: until here every step was dispatched while the device worked on those before.
+    history = jax.device_get(history)
+    numbers: dict[str, float] = {}
+    if history:
+      numbers |= {name: float(np.mean([h[name] for h in history])) for name in history[0]}
+      # Before the first optimiser step both sides hold the same weights: the true difference.
+      for name in ("train/logp_gap", "train/logp_gap_max"):
+        numbers[name] = float(history[0][name])
+      if not numbers.get("train/off_policy", 1.0):  # nothing to say about rows that are not there
+        gone = ["train/ratio_off", "train/clipped_off"]
+        gone += ["train/masked"] if config.mask_scope == "off_policy" else []
+        for name in gone:
+          del numbers[name]
+      numbers["train/finite"] = float(min(h["train/finite"] for h in history))
+    numbers["train/micro_batches"] = sum(len(part) for part in parts)
+    computed, alone = sum(one.tokens for one in packed), sum(map(pack.tokens_alone, rows))
+    numbers["train/tokens"] = computed
+    numbers["train/shared"] = 1 - computed / max(alone, 1)
+    return numbers
+
+  def values(self, turns: Sequence[Turn]) -> None:
+    """Sets `turn.value`: the critic's estimate at the end of every prompt."""
+    packed = pack.pack_with_places(turns, self.parts.pack)
+    values = self.trainer.values(self.state.params["critic"], packed.batches)
+    for turn, (m, b, s) in zip(turns, packed.places, strict=True):
+      turn.value = float(values[m][b, s])
+
+  def saved(self) -> dict[str, Any]:
+    """The arrays of a checkpoint; frozen weights are where they came from."""
+    return {"frozen": np.zeros(1)} if self.frozen else self.state._asdict()
+
+  def load(self, arrays: dict[str, Any]) -> None:
+    """Back to what `saved` gave."""
+    if not self.frozen:
+      self.state = steps.TrainState(**arrays)
