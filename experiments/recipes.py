@@ -258,7 +258,8 @@ def _smoke(config: Config) -> None:
 def _paper(config: Config) -> None:
   """Qwen3-4B on accelerators, with the values of the paper and its scripts (4 GPUs) [C]."""
   config.model.checkpoint = "path/to/Qwen3-4B"  # a directory of yours
-  config.env.style = "full"
+  if "style" in config.env:  # a mix has parts instead, with a style each
+    config.env.style = "full"
   config.env.workers = 16  # [us]
   config.env.isolation = "process"  # [us]: 128-384 games beside the accelerator's host thread
   config.sampling.play_tokens = 1024  # [C]

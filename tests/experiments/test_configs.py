@@ -11,6 +11,8 @@ from memrl_jax.envs import panel
 FILES = run._config_files()
 EXTRA = {"darkroom": ("heldout",), "minesweeper": ("mines5",), "sokoban": ("boxes2",)}
 LAMER = [m for m in methods.METHODS if m not in ("hgpo", *methods.REMEMBERING)]
+WORLDS = ("rooms", "minihack", "alfworld", "webshop", "swebench", "multitask")
+CALLED = {"swebench": "swe", "multitask": "mix"}  # what the environment is called
 TIPS = ("empo2", "grpo", "gigpo", "reflexion", "retrospex")  # where EMPO2 plays
 CASES = [
   (path.stem, variant)
@@ -31,6 +33,7 @@ def settings(name, variant="laptop", *overrides):
 def test_there_is_one_file_for_each_method_and_environment():
   wanted = {f"{m}_{e}" for m in LAMER for e in EXTRA}  # hgpo: gigpo's file with two values changed
   wanted |= {f"{m}_{e}" for m in TIPS for e in recipes.TIP_ENVIRONMENTS}
+  wanted |= {f"complementary_{world}" for world in WORLDS}
   assert {path.stem for path in FILES} == wanted
 
 
@@ -38,7 +41,8 @@ def test_there_is_one_file_for_each_method_and_environment():
 def test_every_file_and_variant_gives_checked_settings(name, variant):
   s = settings(name, variant)
   method, _, env = name.partition("_")
-  assert (s.name, s.variant, s.method_name, s.env.name) == (name, variant, method, env)
+  called = CALLED.get(env, env)
+  assert (s.name, s.variant, s.method_name, s.env.name) == (name, variant, method, called)
   assert (s.train.updates == 0) == (s.frozen and method not in methods.REMEMBERING)
   longest = max(s.sampling.play_tokens, s.sampling.reflect_tokens)
   assert longest <= s.pack.response <= s.pack.length
