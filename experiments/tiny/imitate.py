@@ -11,6 +11,8 @@ imitation.json (recipe and measurement). Recipes and results: experiments/tiny/R
 
 A recipe with `rounds` makes a warm start for a lasting memory instead (tips.py): single attempts, with
 tips of earlier ones. Its gate: a perfect tip raises success by .3, the tips of failures do not lower it.
+One with a `source` is for experience that a second model writes (entries.py, entry_gates.py): the actor
+that reads it, or the writer.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import jax
 import numpy as np
 import optax
 
-from experiments.tiny import tips
+from experiments.tiny import entries, entry_gates, tips
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import panel, pool
 from memrl_jax.methods import baselines, lamer
@@ -50,6 +52,7 @@ class Recipe:
 
   `mixes`: (share of trials, environment options) of the tasks. `rounds`: with tips, so many times
   `trials` episodes; `evaluate` and `also` are the options that are measured, besides the mixes.
+  `source`: "actor" or "writer" of entries, `trials` episodes for each of the mixes.
   """
 
   family: str
@@ -69,11 +72,19 @@ class Recipe:
   player: str = "mixture"
   rounds: int = 0
   also: tuple[tuple[tuple[str, object], ...], ...] = ()
+  source: str = ""
 
 
 _MINES5 = (("size", 4), ("mines", 5), ("turns", 10))
 _LAB = [f"key-{i}" for i in range(8, 68)]  # never a family below lab_world.RESERVED
 _LAB += [f"{chain}-{i}" for chain in ("lamp", "code") for i in range(8, 34)]
+_ROOMS = [
+  (("kind", kind), ("family", number))
+  for number in range(8, 104)  # never one below rooms_world.RESERVED
+  for kind in ("key", "maze")
+]
+_ROOMS_MIXES = tuple((1 / len(_ROOMS), options) for options in _ROOMS)
+_ROOMS_DEV = dict(evaluate=(("kind", "key"),), also=((("kind", "maze"),),))
 RECIPES = {
   "darkroom": Recipe(
     family="darkroom",
@@ -104,6 +115,14 @@ RECIPES = {
     family="minesweeper",
     mixes=((1.0, _MINES5),), evaluate=_MINES5,
     trials=20_000, steps=3500, stop=3500, learning_rate=2e-3, layers=4, length=192,
+  ),
+  "rooms": Recipe(
+    family="rooms", source="actor", mixes=_ROOMS_MIXES, **_ROOMS_DEV,
+    trials=64, steps=3000, stop=3000, learning_rate=2e-3, layers=4, length=256, rows=24, sequences=8,
+  ),
+  "rooms_writer": Recipe(
+    family="rooms", source="writer", mixes=_ROOMS_MIXES, **_ROOMS_DEV,
+    trials=120, steps=1500, stop=1500, learning_rate=2e-3, layers=4, length=256, rows=6, sequences=16,
   ),
   "sokoban": Recipe(
     family="sokoban",
@@ -141,6 +160,16 @@ def play(recipe: Recipe, family: env_base.Family, seed: int) -> list[Trial]:
     envs.close()
     every += trials
   return [trial for trial in every if trial.void is None]
+
+
+def episodes(recipe: Recipe, family: env_base.Family, seed: int) -> list[list[Turn]]:
+  """Rows to imitate, by what is drawn together: an episode where its rows share beginnings, else a row."""
+  if recipe.source:
+    options = [family.options(**dict(changes)) for _, changes in recipe.mixes]
+    make = {"actor": entries.actor, "writer": entries.writer}[recipe.source]
+    return make(family, options, family.players[recipe.player], recipe.trials, seed)
+  units = [trial.turns for trial in play(recipe, family, seed)]
+  return units if recipe.rounds else [[row] for unit in units for row in unit]
 
 
 def tokenise(turns: list[Turn], text: chat.Chat) -> list[Turn]:
@@ -214,10 +243,8 @@ def train(recipe: Recipe, cfg: DecoderConfig, units: list[list[Turn]], seed: int
 def clone(recipe: Recipe, family, text: chat.Chat, out: pathlib.Path, seed: int, log) -> None:
   """Plays, tokenises, trains, writes the weights (as bfloat16)."""
   began = time.perf_counter()
-  units = [tokenise(trial.turns, text) for trial in play(recipe, family, seed)]
+  units = [tokenise(unit, text) for unit in episodes(recipe, family, seed)]
   rows = [row for unit in units for row in unit]
-  if not recipe.rounds:
-    units = [[row] for row in rows]
   sizes = [len(row.sample.prompt_ids) + len(row.sample.ids) for row in rows]
   log(
     f"{len(rows)} rows in {time.perf_counter() - began:.0f} s; tokens a row: median "
@@ -242,10 +269,13 @@ def measure(
   family, changes, cfg, params, text: chat.Chat, tasks: int, seed: int, memory: str = "attempts"
 ) -> dict:
   """What the checkpoint does on the dev half, at temperature .7: pass@k of the memory and the memoryless
-  arm, or (memory "tips") success by what tips it is given."""
+  arm, or (memory "tips") success by what tips it is given; "actor" and "writer" at other temperatures too."""
   options = family.options(**dict(changes))
   seeds = [int(s) for s in panel.load(f"{family.name}-v1").dev[:tasks]]
   sampler = engine.Engine(cfg, params, engine.EngineConfig(slots=128))
+  if memory in ("actor", "writer"):
+    gate = {"actor": entry_gates.actor, "writer": entry_gates.writer}[memory]
+    return gate(family, options, sampler, text, seeds, seed)
   sampling = policies.SamplingConfig(0.7, 1.0, 0, 16, 24)
   language = policies.LanguagePolicy(sampler, text, sampling, max(sampler.config.buckets))
   if memory == "tips":
@@ -279,7 +309,8 @@ def line(result: dict) -> str:
     for arm, values in result.items()
     if arm != "gain"
   }
-  return f"gain {result['gain']:+.3f}\n" + "\n".join(f"  {arm} {arms[arm]}" for arm in arms)
+  gain = f"gain {result['gain']:+.3f}" if "gain" in result else ""
+  return f"{gain}\n" + "\n".join(f"  {arm} {arms[arm]}" for arm in arms)
 
 
 def main() -> None:
@@ -305,8 +336,9 @@ def main() -> None:
     clone(recipe, family, text, args.out, args.seed, log)
   cfg, params = weights.load_directory(args.out)  # measured is what will be shipped
   measured = {}
-  others = recipe.also if recipe.rounds else [changes for _, changes in recipe.mixes]
-  memory = "tips" if recipe.rounds else "attempts"
+  lasting = recipe.rounds or recipe.source
+  others = recipe.also if lasting else [changes for _, changes in recipe.mixes]
+  memory = recipe.source or ("tips" if recipe.rounds else "attempts")
   for changes in dict.fromkeys([recipe.evaluate, *others]):
     measured[json.dumps(dict(changes))] = result = measure(
       family, changes, cfg, params, text, args.tasks, args.seed, memory

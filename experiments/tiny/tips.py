@@ -38,14 +38,15 @@ class Given:
     ]
 
 
-def episode(logs: dict[int, env_base.AttemptLog]) -> trial_lib.Program:
+def episode(logs: dict[int, env_base.AttemptLog], remark: bool = True) -> trial_lib.Program:
   """One attempt with the tips given for it, then a remark; `logs` keeps the attempt by its group."""
 
   async def play(ctx: trial_lib.Context) -> None:
     log = logs[ctx.trial.group] = env_base.AttemptLog(0, await ctx.open())
     reading = trial_lib.Reading(lambda log: "", scope=str(ctx.trial.group))
     await trial_lib.play(ctx, log, (), "reflection_only", reading=reading)
-    await trial_lib.write_tip(ctx, log)
+    if remark:
+      await trial_lib.write_tip(ctx, log)
 
   return play
 
@@ -57,15 +58,17 @@ def run(
   seeds: Sequence[int],
   tips: Mapping[int, Tips],
   seed: Sequence[int],
+  remark: bool = True,
 ) -> tuple[list[Trial], dict[int, env_base.AttemptLog]]:
-  """One episode a seed: the trials, and by their groups the attempts as the agent saw them."""
+  """One episode a seed, with a remark at its end or without: the trials, and by their groups the attempts
+  as the agent saw them."""
   envs = pool.EnvPool(family, options, isolation="inline")
   trials = [Trial(family.name, int(s), group, 0) for group, s in enumerate(seeds)]
   try:
     logs: dict[int, env_base.AttemptLog] = {}
     collect.collect(
       trials,
-      episode(logs),
+      episode(logs, remark),
       lambda trial, request: policy,
       envs,
       family.prompts(options),

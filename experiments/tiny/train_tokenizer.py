@@ -32,7 +32,13 @@ from memrl_jax.models import tiny
 
 VOCABULARY = 1024
 RESERVED = 64  # for the symbols of later environments (--claim)
-ENVIRONMENTS = ("darkroom", "minesweeper", "sokoban", "lab")  # the order fixes ids: append only
+ENVIRONMENTS = (
+  "darkroom",
+  "minesweeper",
+  "sokoban",
+  "lab",
+  "rooms",
+)  # the order fixes ids: append only
 FOUNDERS = 3  # the first of them; the others came with --claim
 SPECIAL = ("<pad>", "<unk>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 COORDINATES = tuple(f"({row},{column})" for row in range(10) for column in range(10))

@@ -227,6 +227,7 @@ _MODULES = {
   "minesweeper": "memrl_jax.envs.minesweeper",
   "minihack": "memrl_jax.envs.minihack",
   "mix": "memrl_jax.envs.mix",
+  "rooms": "memrl_jax.envs.rooms",
   "scienceworld": "memrl_jax.envs.scienceworld",
   "sokoban": "memrl_jax.envs.sokoban",
   "swe": "memrl_jax.envs.swe",
