@@ -64,6 +64,10 @@ def test_own_tests_expect_what_was_worked_out_by_hand():
     "own/weekdays.0": "['2024-02-05', '2024-02-12', '2024-02-19', '2024-02-26'])",  # leap year
     "own/csv-column.2": ", 2.5)",  # 1.5 + 2 and -1 for the empty one
     "own/moving.0": "task_func([1, 2, 3, 4, 8]), [2.0, 3.0, 5.0])",
+    "own/order-rows.1": "[2, 2]]), [[0, 9], [3, 1], [2, 2]])",  # 9, 3, 2
+    "own/find.1": "@ann'), ['07:05', '12:45'])",
+    "own/digest.0": "('abc'), 'ba7816bf')",  # FIPS 180-2, B.1
+    "own/flatten.1": "{'a': 1, 'b/c': [1, 2], 'b/d/e': None})",
     "own/runs.2": "('aaabccdddd'), 'a3|b|c2|d4')",
     "own/base.2": "(1000), '02a0')",  # 2 * 400 + 10 * 20 + 0
     "own/files.0": "'', 'äö']), [14, 0, 4])",  # two bytes for each umlaut
