@@ -19,16 +19,19 @@ from memrl_jax.sampling import chat, engine
 from memrl_jax.types import Message
 
 TEMPERATURES = (1.0, 0.7)
+ARMS = ("none", "perfect", "place", "useless", "skill", "stray", "written", "chosen")
 CHARS = 200  # of an entry
 
 
 def actor(
-  family,
+  family: env_base.Family,
   options: world.Options,
   sampler: engine.Engine,
   text: chat.Chat,
   seeds: Sequence[int],
   seed: int,
+  arms: Sequence[str] = ARMS,
+  temperatures: Sequence[float] = TEMPERATURES,
 ) -> dict[str, dict[str, float]]:
   """Single attempts by the entry in the prompt and the temperature ("perfect 0.7").
 
@@ -52,15 +55,15 @@ def actor(
       (entries.secret(options, world.THEMES[world.THEMES.index(theme) - 1]),) for theme in every
     ],
   }
-  if "rooms_writer" in tiny.shipped():
+  if "rooms_writer" in tiny.shipped() and {"written", "chosen"} & set(arms):
     given |= bank(family, options, text, seeds, seed)
   result = {}
-  for temperature in TEMPERATURES:
+  for temperature in temperatures:
     sampling = policies.SamplingConfig(temperature, 1.0, 0, 16, 24)
     policy = policies.LanguagePolicy(sampler, text, sampling, max(sampler.config.buckets))
-    for name, shown in given.items():
+    for name in filter(given.get, arms):
       trials, _ = tips.run(
-        family, options, policy, seeds, dict(enumerate(shown)), (seed, 99), remark=False
+        family, options, policy, seeds, dict(enumerate(given[name])), (seed, 99), remark=False
       )
       attempts = [trial.attempts[0] for trial in trials]
       turns = [turn for trial in trials for turn in trial.turns]
@@ -71,7 +74,6 @@ def actor(
         "valid": float(np.mean([turn.valid for turn in turns])),
         "longest": max(len(turn.sample.prompt_ids) for turn in turns),
       }
-  result["gain"] = result["perfect 1.0"]["success"] - result["none 1.0"]["success"]
   return result
 
 

@@ -101,33 +101,21 @@ def _anchor(here: world.World) -> str:
 # For readers.
 
 
-_SIGNS = {"key": "(", "door": "+", "goal": ">"}
-_MEANINGS = {
-  "@": "you", "#": "wall", ".": "floor", "(": "key", "+": "door", ">": "hatch"
-}  # fmt: skip
+_MEANINGS = {"wall": "wall", "floor": "floor", "key": "key", "door": "door", "goal": "hatch"}
 
 
 def _screen(here: world.World, message: str) -> str:
   """Message, position, what has been seen of the map, legend, what is carried, what can be done."""
-  size = range(here.side + 2)
-  grid = ["".join(_sign(here, (row, col)) for col in size).rstrip() for row in size]
-  shown = [sign for sign in _MEANINGS if any(sign in line for line in grid)]
+  rows = ["".join(row) for row in here.chart]
+  row, col = here.at
+  rows[row] = f"{rows[row][:col]}@{rows[row][col + 1 :]}"
+  chart = "\n".join(line.rstrip() for line in rows)
+  legend = [f"{sign} {_MEANINGS[name]}" for name, sign in world.SIGNS.items() if sign in chart]
   lines = [f"Message: {message}"] if message else []
-  lines += [f"Position: {prompting.write(here.at)}.", "Map:", *grid]
-  lines.append("In view: " + ", ".join(f"{sign} {_MEANINGS[sign]}" for sign in shown))
+  lines += [f"Position: {prompting.write(here.at)}.", "Map:", chart]
+  lines.append(f"In view: {', '.join(['@ you', *legend])}")
   lines.append(f"You carry: {'key' if here.held else 'nothing'}")
   return "\n".join([*lines, "Actions: go (ROW,COLUMN), take, open, kick, search"])
-
-
-def _sign(here: world.World, cell: Cell) -> str:
-  if cell == here.at:
-    return "@"
-  if cell in here.met:
-    return _SIGNS[here.met[cell]]
-  if cell not in here.seen:
-    return " "
-  outer = cell != world.inside(cell, here.side)
-  return "#" if outer or cell in here.task.walls else "."
 
 
 def _said(note: str) -> str:

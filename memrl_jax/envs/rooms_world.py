@@ -39,6 +39,7 @@ FAMILIES = 4096
 
 SIGHT = 1  # cells to every side, diagonals included
 APART = 3  # at least between two doors or hatches, so that two doors are never in sight at once
+SIGNS = {"wall": "#", "floor": ".", "key": "(", "door": "+", "goal": ">"}
 WALLS = {"key": 0.12, "maze": 0.34}  # share of inner cells
 
 _PLACE_STREAM, _TASK_STREAM = 7401, 7402
@@ -197,18 +198,25 @@ def _next(cell: Cell) -> tuple[Cell, ...]:
   return (row - 1, col), (row, col + 1), (row + 1, col), (row, col - 1)
 
 
+@functools.cache
+def _moves(side: int) -> tuple[tuple[Cell, str], ...]:
+  return tuple((cell, f"go{prompting.write(cell)}") for cell in inner(side))
+
+
 class World:
   """The state of an attempt. `do` plays one action and says in a few words what came of it.
 
-  `seen` are the cells that have been in sight, `things` what stands or lies where, `met` those of them
-  that the agent has seen, `reached` the sub-goals; `solved` is None until a door or hatch was opened.
+  `things` is what stands or lies where, `met` those of them that the agent has seen, `chart` its map by
+  SIGNS, " " where it has not looked; `reached` are the sub-goals, `solved` is None until a door or hatch
+  was opened.
   """
 
   def __init__(self, task: Task, side: int, stride: int):
     self.task, self.side, self.stride = task, side, stride
     self.at = task.start
     self.held = False
-    self.seen: set[Cell] = set()
+    self.chart = [[" "] * (side + 2) for _ in range(side + 2)]
+    self.blocked: set[Cell] = set()  # walls that have been seen
     self.met: dict[Cell, str] = {}
     self.reached: set[str] = set()
     self.solved: bool | None = None
@@ -228,11 +236,8 @@ class World:
 
   def admissible(self) -> tuple[str, ...]:
     """Every action that is not known to do nothing, sorted, and the two that never do anything."""
-    blocked = self.task.walls & self.seen
     actions = [
-      f"go{prompting.write(cell)}"
-      for cell in inner(self.side)
-      if cell not in blocked and cell != self.at
+      move for cell, move in _moves(self.side) if cell not in self.blocked and cell != self.at
     ]
     actions += ["take"] if self.things.get(self.at) == "key" else []
     actions += ["open"] if self._openable() else []
@@ -252,14 +257,17 @@ class World:
   def _look(self) -> list[str]:
     """What has come in sight."""
     row, col = self.at
-    around = {
-      (r, c)
-      for r in range(row - SIGHT, row + SIGHT + 1)
-      for c in range(col - SIGHT, col + SIGHT + 1)
-    }
-    self.seen |= around
+    for r in range(row - SIGHT, row + SIGHT + 1):
+      for c in range(col - SIGHT, col + SIGHT + 1):
+        if self.chart[r][c] == " ":
+          wall = (r, c) in self.task.walls
+          outer = r in (0, self.side + 1) or c in (0, self.side + 1)
+          self.chart[r][c] = SIGNS["wall" if wall or outer else "floor"]
+          self.blocked |= {(r, c)} if wall else set()
     fresh = [(thing, cell) for thing, cell in self.here() if cell not in self.met]
-    self.met |= {cell: thing for thing, cell in fresh}
+    for thing, cell in fresh:
+      self.met[cell] = thing
+      self.chart[cell[0]][cell[1]] = SIGNS[thing]
     if self.at == self.task.treasure:
       self.reached.add("found")
     return [f"{thing}{prompting.write(cell)}" for thing, cell in fresh]
@@ -280,14 +288,13 @@ class World:
 
   def _path(self, target: Cell) -> list[Cell]:
     """The cells from here to the target, without the first; empty when there is no way."""
-    blocked = self.task.walls & self.seen
+    side, blocked = range(1, self.side + 1), self.blocked
     before: dict[Cell, Cell] = {self.at: self.at}
     edge = collections.deque([self.at])
     while edge and target not in before:
       here = edge.popleft()
       for cell in _next(here):
-        free = 1 <= cell[0] <= self.side and 1 <= cell[1] <= self.side and cell not in blocked
-        if free and cell not in before:
+        if cell not in before and cell not in blocked and cell[0] in side and cell[1] in side:
           before[cell] = here
           edge.append(cell)
     path = []
@@ -300,6 +307,7 @@ class World:
     if self.things.get(self.at) != "key":
       return "bad"
     del self.things[self.at], self.met[self.at]
+    self.chart[self.at[0]][self.at[1]] = SIGNS["floor"]
     self.held = True
     self.reached.add("taken")
     return "ok"
