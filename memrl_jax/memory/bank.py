@@ -275,6 +275,10 @@ class Memory:
       },
     }
 
+  def longest_wait(self) -> float:
+    """Seconds that a search or a write waited for the other, at most, since the last call."""
+    return self._mirror.longest_wait()
+
   def _then(self, write: Callable[[], Commit]) -> Commit:
     """Writes to the store, then moves the mirror there (or further, if others have written)."""
     start = time.perf_counter()

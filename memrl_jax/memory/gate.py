@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 
 class Gate:
@@ -13,12 +14,24 @@ class Gate:
   def __init__(self):
     self._change = threading.Condition()
     self._readers, self._writing, self._waiting = 0, False, 0
+    self._longest_s = 0.0
+
+  def longest_wait(self) -> float:
+    """Seconds that a reader or a writer stood before the gate, at most, since the last call."""
+    with self._change:
+      longest, self._longest_s = self._longest_s, 0.0
+      return longest
+
+  def _wait(self, shut: Callable[[], bool]) -> None:
+    if shut():
+      began = time.perf_counter()
+      self._change.wait_for(lambda: not shut())
+      self._longest_s = max(self._longest_s, time.perf_counter() - began)
 
   @contextlib.contextmanager
   def reading(self) -> Iterator[None]:
     with self._change:
-      while self._writing or self._waiting:
-        self._change.wait()
+      self._wait(lambda: self._writing or self._waiting > 0)
       self._readers += 1
     try:
       yield
@@ -33,8 +46,7 @@ class Gate:
     with self._change:
       self._waiting += 1
       try:
-        while self._writing or self._readers:
-          self._change.wait()
+        self._wait(lambda: self._writing or self._readers > 0)
       finally:
         self._waiting -= 1
       self._writing = True

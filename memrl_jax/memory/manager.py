@@ -339,7 +339,8 @@ class ExperienceManager:
     """Sizes and waits for metrics.
 
     lag: versions between the extractor's weights and those that wrote the oldest waiting sample.
-    search_s: the longest search since the last call, its wait for a writer included.
+    search_s, wait_s: the longest search since the last call, and the longest wait of a reader for a writer
+    or the other way round.
     """
     with self._fence:
       slowest, self._search_s = self._search_s, 0.0
@@ -353,6 +354,7 @@ class ExperienceManager:
         "serving": self.serving,
         "lag": 0 if oldest is None else self.weights - oldest,
         "search_s": slowest,
+        "wait_s": self.bank.memory.longest_wait(),
       }
 
   def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -72,6 +72,10 @@ class Mirror:
 
   # --- reading ------------------------------------------------------------------------------------
 
+  def longest_wait(self) -> float:
+    """Seconds that a reader or a writer waited for the other, at most, since the last call."""
+    return self._gate.longest_wait()
+
   def search(
     self,
     embedder: embed.Embedder,

@@ -75,7 +75,8 @@ class Extractor:
     self._merged: dict[int, Sequence[int]] = {}
     self._numbers: dict[str, float] = {}
     self._counts: collections.Counter = collections.Counter()
-    self.seconds = 0.0  # spent by the extractor since the last `settle`
+    self._waits: dict[str, float] = {}
+    self.seconds = 0.0  # spent by the extractor since the last `timing`
 
   def warmup(self) -> None:
     """Compiles what sampling needs."""
@@ -131,7 +132,7 @@ class Extractor:
 
   def _metrics(self) -> dict[str, float]:
     stats = self.manager.stats()
-    self.slowest_search = stats.pop("search_s")
+    self._waits = {"seconds/search": stats.pop("search_s"), "seconds/lock": stats.pop("wait_s")}
     counts, self._counts = self._counts, collections.Counter()
     trained, self._numbers = self._numbers, {}
     numbers = {f"bank/{name}": float(value) for name, value in stats.items()}
@@ -139,10 +140,9 @@ class Extractor:
     return numbers | {f"extractor/{name}": value for name, value in trained.items()}
 
   def timing(self) -> dict[str, float]:
-    """Seconds since the last call: the extractor's work, and the slowest search, its wait for a writer
-    included."""
+    """Seconds since the last call: the extractor's work, the slowest search, the longest wait for a lock."""
     spent, self.seconds = self.seconds, 0.0
-    return {"seconds/extractor": spent, "seconds/search": self.slowest_search}
+    return {"seconds/extractor": spent, **self._waits}
 
   def close(self) -> None:
     """Waits for the thread's present piece of work, and applies no more of it."""

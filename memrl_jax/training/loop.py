@@ -178,7 +178,7 @@ class Run:
       return numbers
     imitated = pack.imitated(turns, per_token=settings.loss.aggregate != "sequence_mean")
     rows = pack.trainable(turns) + imitated
-    for turn in imitated if settings.extracts else rows:
+    for turn in imitated if settings.loss.off_policy == "none" else rows:
       if turn.plain is not None:
         turn.plain_ids = self.actor.chat.encode(turn.plain)
     numbers["rollout/rows"] = len(rows)
