@@ -8,8 +8,8 @@ All prompts are rendered by the code that renders rollouts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from memrl_jax.types import Message, Sample, Turn
 
 SHOWN = {"none": 0.35, "good": 0.25, "written": 0.32, "stray": 0.08}  # what an episode is shown
 FIRST = 24  # episodes of a family that are only written about: every theme comes up
-WON = 0.3  # share of the writer's logs that are of players who finish well, as a trained actor does
 MERGES = 0.2  # share of the writer's rows
 
 Tips = tuple[str, ...]
@@ -110,25 +109,13 @@ def writer(family, every: Sequence[world.Options], make, count: int, seed: int) 
   rng, units = np.random.default_rng([seed, 22]), []
   for options in every:
     prompts, scripted = family.prompts(options), writers.Writer(rng)
-    for log, shown, _ in episodes(family, options, skilled(make), count, rng):
+    for log, shown, _ in episodes(family, options, make, count, rng):
       view = env_base.View((), log, tips=shown)
       units.append([row(prompts.extract.distill(view), scripted.distill(view), 0, shown)])
     for _ in range(round(count * MERGES / (1 - MERGES))):
       texts = chunk(options, rng)
       units.append([row(prompts.extract.merge(texts), scripted.merge(texts), 0, ())])
   return units
-
-
-def skilled(make) -> Callable[[Any, np.random.Generator], env_base.Player]:
-  """Players of `make`, some replaced by such that finish well."""
-
-  def player(options, rng):
-    made = make(options, rng)
-    if rng.random() < WON:
-      made.player._finish = "opener"
-    return made
-
-  return player
 
 
 def chunk(options: world.Options, rng: np.random.Generator) -> Tips:

@@ -121,7 +121,7 @@ RECIPES = {
     trials=64, steps=3000, stop=3000, learning_rate=2e-3, layers=4, length=256, rows=24, sequences=8,
   ),
   "rooms_writer": Recipe(
-    family="rooms", source="writer", mixes=_ROOMS_MIXES, **_ROOMS_DEV,
+    family="rooms", source="writer", player="skilled", mixes=_ROOMS_MIXES, **_ROOMS_DEV,
     trials=120, steps=1500, stop=1500, learning_rate=2e-3, layers=4, length=256, rows=6, sequences=16,
   ),
   "sokoban": Recipe(

@@ -228,6 +228,7 @@ FAMILY = base.Family(
     "explorer": rooms_players.Explorer,
     "explorer_blind": functools.partial(rooms_players.Explorer, reads=False),
     "mixture": rooms_players.mixture,
+    "skilled": functools.partial(rooms_players.mixture, skilled=0.3),
   },
   describe=_describe,
 )

@@ -173,13 +173,17 @@ class Solver(Explorer):
     return _tagged(self.choose(Seen(view.current), {thing: secret.treasure, "door": secret.door}))
 
 
-def mixture(options: Options, rng: np.random.Generator) -> base.Player:
-  """The imitation mix: 55 % finish well; 90 % read entries, 70 % of these only those of the theme."""
+def mixture(options: Options, rng: np.random.Generator, skilled: float = 0.0) -> base.Player:
+  """The imitation mix: 55 % finish well; 90 % read entries, 70 % of these only those of the theme.
+
+  `skilled`: share of players that finish well whatever the mix says, as a trained actor does.
+  """
+  reads, finish = rng.random() < 0.9, str(rng.choice(FINISHES, p=SHARES))
   player = Explorer(
     options,
     rng,
-    reads=rng.random() < 0.9,
-    finish=str(rng.choice(FINISHES, p=SHARES)),
+    reads=reads,
+    finish="opener" if skilled and rng.random() < skilled else finish,
     noise=float(rng.choice([0.0, 0.1])),
     picky=rng.random() < 0.7,
     near=rng.random() < 0.5,
