@@ -19,7 +19,7 @@ BAD_FORMAT = -1.0  # what `format_ends` pays
 
 
 class AlfWorld(base.Seeded):
-  """The environment; it holds one engine, made at the first reset."""
+  """The environment; it borrows an engine at the first reset and gives it back when closed."""
 
   def __init__(self, options: Options):
     super().__init__(options, alfworld_tasks.draw, options.turns)
@@ -27,7 +27,7 @@ class AlfWorld(base.Seeded):
 
   def _begin(self, task: Task) -> base.Observation:
     if self._game is None:
-      self._game = alfworld_engine.Game()
+      self._game = alfworld_engine.borrow()
     state = self._game.open(task)
     text, goal = alfworld_text.opening(state.feedback)
     self._asked = {"goal": goal, "task": str(task)}
@@ -68,7 +68,7 @@ class AlfWorld(base.Seeded):
   def close(self) -> None:
     if self._game is not None:
       game, self._game, self._done = self._game, None, True
-      game.close()
+      alfworld_engine.give_back(game)
 
 
 # Prompts.

@@ -27,28 +27,18 @@ MISSING = (
 )
 TRANSLATED = 32  # problems kept in memory, about 3 MB each
 # What a command can change; the rest is fixed, or a trace of what was looked at.
-DYNAMIC = frozenset(
-  [
-    "atlocation",
-    "opened",
-    "inreceptacle",
-    "holds",
-    "isclean",
-    "ishot",
-    "iscool",
-    "ison",
-    "istoggled",
-    "issliced",
-  ]
-)
+DYNAMIC = frozenset({
+  "atlocation", "opened", "inreceptacle", "holds", "isclean", "ishot", "iscool", "ison", "istoggled",
+  "issliced",
+})  # fmt: skip
 _lock = threading.RLock()
+_idle: list[Game] = []
 
 
 class Package(NamedTuple):
   """What is used of it."""
 
   environment: Callable[[], Any]
-  close: Callable[[Any], None]
   rules: alfworld_games.Rules
   layouts: pathlib.Path
   domain: str
@@ -75,7 +65,6 @@ def _package() -> Package:
     import alfworld.gen.constants as constants
     import alfworld.gen.goal_library as goal_library
     import alfworld.info as info
-    import fast_downward
     import textworld
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from textworld.envs import PddlEnv
@@ -93,7 +82,6 @@ def _package() -> Package:
   movable = frozenset(constants.MOVABLE_RECEPTACLES)
   return Package(
     environment=environment,
-    close=lambda made: fast_downward.close_lib(made.unwrapped.downward_lib),
     rules=alfworld_games.Rules(
       holds={
         kind: frozenset(what)
@@ -187,13 +175,27 @@ def content(task: Task) -> dict[str, Any]:
   }
 
 
-class Game:
-  """One engine, which plays one game at a time; `close` frees its library."""
+def borrow() -> Game:
+  """An engine for one player at a time; `give_back` it.
 
-  def __init__(self) -> None:
-    with _lock:
-      self._package = package()
-      self._engine = self._package.environment()
+  Engines are kept for as long as the process lives, 3 MB each: copies of the planner's library share a
+  table, and a process that has unloaded one of them crashes when it ends.
+  """
+  with _lock:
+    return _idle.pop() if _idle else Game(package().environment())
+
+
+def give_back(game: Game) -> None:
+  """For the next player."""
+  with _lock:
+    _idle.append(game)
+
+
+class Game:
+  """One engine, which plays one game at a time."""
+
+  def __init__(self, engine: Any) -> None:
+    self._engine = engine
     self._loaded: Task | None = None
 
   def open(self, task: Task) -> Any:
@@ -237,7 +239,3 @@ class Game:
       elif fact.name.removeprefix("not_") in DYNAMIC:
         self._come.discard(fact.negate())
         self._gone |= {fact.negate()} & first
-
-  def close(self) -> None:
-    """Frees the library; the game is over."""
-    self._package.close(self._engine)
