@@ -5,6 +5,7 @@ JSON object a line, and answers each with one; when its input ends, it ends, and
 machine with it. Once the old root is gone nothing is imported any more: whatever lies in the machine is the agent's.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -241,10 +242,8 @@ class Machine:
   def end_all(self):
     """Kills everything but this process, until nothing is left."""
     while self.others():
-      try:
+      with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
-      except ProcessLookupError:
-        pass
       if reap_others():
         return
       time.sleep(0.001)

@@ -6,6 +6,7 @@ of its own, which may do anything there and nothing elsewhere: no files, no othe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import itertools
@@ -139,10 +140,8 @@ class MySql:
 
     try:
       return sql.Reply(str(self._run(text)), False)
-    except pymysql.OperationalError as error:
-      self._drop_connection()
-      late = f"the statement took more than {self._seconds:g} seconds and was stopped"
-      return sql.Reply(late if error.args[0] == _LOST else _said(error), True)
+    except TimeoutError as error:
+      return sql.Reply(str(error), True)
     except (pymysql.Error, UnicodeError) as error:
       return sql.Reply(_said(error), True)
 
@@ -151,7 +150,7 @@ class MySql:
 
     try:
       return self._run(text)
-    except pymysql.Error:
+    except (pymysql.Error, TimeoutError):
       return None
 
   def state(self) -> str:
@@ -162,49 +161,69 @@ class MySql:
   def close(self) -> None:
     base, self._base = self._base, ""
     if base:
-      self._drop_connection()
+      self._end_session()
       self._admin(f"DROP DATABASE {base}", f"DROP USER {base}@localhost")
 
   def _run(self, text: str) -> list[tuple[Any, ...]]:
+    """The rows of the last statement; the server itself ends what takes too long."""
     import pymysql.cursors
 
     found: list[tuple[Any, ...]] = []
-    for statement in sql.statements(text):
-      cursor = self._open().cursor(pymysql.cursors.SSCursor)  # fetches rows as they are asked for
-      cursor.execute(statement)
-      found = sql.fetched(cursor)
-      if sql.is_cut(found):
-        self._drop_connection()
-      else:
-        cursor.close()
-        self._connection.commit()
+    late = threading.Event()
+    watch = threading.Timer(self._seconds, lambda: (late.set(), self._kill()))
+    watch.start()
+    cursor = None
+    try:
+      for statement in sql.statements(text):
+        cursor = self._open().cursor(pymysql.cursors.SSCursor)  # fetches rows as they are asked for
+        cursor.execute(statement)
+        found = sql.fetched(cursor)
+        if sql.is_cut(found):
+          self._end_session(cursor)
+        else:
+          cursor.close()
+          self._connection.commit()
+    except pymysql.Error as error:
+      if late.is_set() or error.args[0] in _LOST:
+        self._end_session(cursor)
+      if late.is_set():
+        raise TimeoutError(
+          f"the statement took more than {self._seconds:g} seconds and was stopped"
+        ) from error
+      raise
+    finally:
+      watch.cancel()
     return found
 
   def _open(self) -> Any:
     if self._connection is None:
-      self._connection = self._server.connect(seconds=self._seconds, **self._login)
+      self._connection = self._server.connect(seconds=self._seconds + 10, **self._login)
     return self._connection
 
-  def _drop_connection(self) -> None:
-    """Ends the session on the server, with the statement that it may be running."""
-    connection, self._connection = self._connection, None
-    if connection is not None:
-      self._admin(f"KILL {connection.thread_id()}", missing_is_fine=True)
-      connection.close() if connection.open else None
+  def _end_session(self, cursor: Any = None) -> None:
+    """Leaves the session, with the rows that a cursor has not fetched; the next statement begins another."""
+    if self._connection is not None:
+      self._kill()
+      if cursor is not None and cursor._result is not None:
+        cursor._result.unbuffered_active = False  # or closing it would wait for the rows
+      if self._connection.open:
+        self._connection.close()
+      self._connection = None
 
-  def _admin(self, *given: str, missing_is_fine: bool = False) -> None:
+  def _kill(self) -> None:
+    """Ends the session on the server, with the statement that it may be running."""
     import pymysql
 
+    with contextlib.suppress(pymysql.Error):  # it has ended
+      self._admin(f"KILL {self._connection.thread_id()}")
+
+  def _admin(self, *given: str) -> None:
     for statement in given:
-      try:
-        with _one_at_a_time:
-          self._server.admin.cursor().execute(statement)
-      except pymysql.Error as error:
-        if not (missing_is_fine and error.args[0] == _NO_SUCH_THREAD):
-          raise
+      with _one_at_a_time:
+        self._server.admin.cursor().execute(statement)
 
 
-_LOST, _NO_SUCH_THREAD = 2013, 1094  # MySQL's error numbers
+_LOST = (2006, 2013, 1927)  # MySQL's error numbers for a session that has ended
 
 
 def _said(error: Exception) -> str:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 EACH = 13  # tasks of every kind
 
-_USERS = "ana ben cleo dirk elif femi gus hana ivo jada kofi lena milo nora oskar paz rui sven tara uma".split()
-_GROUPS = "devs ops web audit design finance backup lab press sales".split()
-_FOLDERS = "reports archive inbox drafts samples exports photos ledger notes plans".split()
-_WORDS = "alpha bravo cedar delta ember fjord grove haven iris jade kite lotus maple nova".split()
-_FILES = "list summary index draft table journal memo config input record".split()
+_USERS = "ana ben cleo dirk elif femi gus hana ivo jada kofi lena milo nora oskar rui sven tara uma"
+_GROUPS = "devs ops web audit design finance backup lab press sales"
+_FOLDERS = "reports archive inbox drafts samples exports photos ledger notes plans"
+_WORDS = "alpha bravo cedar delta ember fjord grove haven iris jade kite lotus maple nova"
+_FILES = "list summary index draft table journal memo config input record"
 
 
 class Kind(NamedTuple):
@@ -133,11 +133,11 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def _row(kind: Kind, rng: random.Random) -> dict[str, Any]:
-  (u, v), (g, h), (d, e) = (rng.sample(names, 2) for names in (_USERS, _GROUPS, _FOLDERS))
-  w, x, y = rng.sample(_WORDS, 3)
+  (u, v), (g, h), (d, e) = (rng.sample(pool.split(), 2) for pool in (_USERS, _GROUPS, _FOLDERS))
+  w, x, y = rng.sample(_WORDS.split(), 3)
   above = rng.choice(("/srv/data", "/opt", "/var/lib", "/home/shared", "/mnt"))
   filling = {
-    "u": u, "v": v, "g": g, "h": h, "e": e, "w": w, "x": x, "y": y, "f": rng.choice(_FILES),
+    "u": u, "v": v, "g": g, "h": h, "e": e, "w": w, "x": x, "y": y, "f": rng.choice(_FILES.split()),
     "n": rng.randint(2, 9), "m": rng.randint(2, 9), "path": f"{above}/{d}",
   }  # fmt: skip
   words, prepare, truth, check = (text.format_map(filling) for text in kind[:4])
