@@ -34,6 +34,10 @@ TITLES = {
   "rollout/pass_": "pass@k while training",
   "rollout/valid": "Valid actions",
   "rollout/void": "Void trials",
+  "rollout/guided_success": "Success of guided trials",
+  "rollout/free_success": "Success of free trials",
+  "bank/entries": "Entries in the bank",
+  "extractor/reward": "What experience earns (+1 a guided success, -1 a failure)",
   "train/loss": "Loss",
   "train/entropy": "Entropy (nats a token)",
   "train/kl": "KL to the reference (nats a token)",
@@ -43,7 +47,7 @@ TITLES = {
   "train/clipped": "Clipped tokens",
   "credit/zero_spread": "Groups without spread",
 }
-PREFIXES = ("rollout", "train", "credit", "memory")
+PREFIXES = ("rollout", "train", "credit", "memory", "bank", "extractor")
 SECONDS = ("seconds/", "time/")  # timing under these prefixes is one update's time, part by part
 
 
