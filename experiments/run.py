@@ -209,9 +209,10 @@ def check(settings: Any) -> None:
   from memrl_jax.envs import panel as panels
   from memrl_jax.models import lora, weights
 
-  directory = settings.model.directory()
-  if settings.lora.rank:
-    lora.check(weights.read_config(directory), settings.lora)
+  for parts in (settings, settings.extractor) if settings.extracts else (settings,):
+    directory = parts.model.directory()
+    if parts.lora.rank:
+      lora.check(weights.read_config(directory), parts.lora)
   panel = panels.load(settings.eval.panel)
   if panel.env != settings.env.name:
     raise ValueError(

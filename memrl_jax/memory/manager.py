@@ -109,6 +109,7 @@ class ExperienceManager:
   def _forget(self) -> None:
     self.step, self.refused, self._next = 0, 0, 1
     self.serving = self.weights = 0  # version of the extractor that answers, and of the trained one
+    self.advising = 0  # version that answers the questions of the rollout under way
     self._queue: collections.deque[Ticket] = collections.deque()
     self._taken: dict[int, Ticket] = {}
     self._pending: dict[int, Update] = {}

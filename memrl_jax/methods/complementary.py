@@ -269,7 +269,7 @@ class Experiences:
       read: turn.index for turn in reversed(trial.turns) for read in turn.reads if turn.trained
     }
     asked = [
-      self.manager.bank.record(turn.sample, extractor=self.manager.serving, step=self.manager.step)
+      self.manager.bank.record(turn.sample, extractor=self.manager.advising, step=self.manager.step)
       for turn in trial.turns
       if turn.phase == "advise"
     ]

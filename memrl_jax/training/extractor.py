@@ -88,7 +88,8 @@ class Extractor:
     """Who answers the actor's questions in the next rollout, if any are asked."""
     if self._advisor is None:
       return None
-    self._advisor.set_params(self._handed[1])
+    self.manager.advising, params = self._handed
+    self._advisor.set_params(params)
     return self.model.policy(self._sampling, self._advisor)
 
   # --- the schedule -------------------------------------------------------------------------------

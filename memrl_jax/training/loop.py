@@ -425,17 +425,26 @@ def export_checkpoint(
 ) -> pathlib.Path:
   """--mode=export: the policy of a checkpoint as a Hugging Face directory, adapters merged in.
 
-  The tokenizer goes along, so that transformers, a server or config.model.checkpoint reads it back.
+  So is the extractor, in a directory beside it. The tokenizer goes along, so that transformers, a server
+  or config.model.checkpoint reads it back.
   """
   run = Run(settings)
   with checkpoint.Checkpoints(
     run_folder.checkpoints, keep=settings.train.keep, keep_every=None
   ) as saved:
     done = run.load(saved, step, memory=False)
-  source, path = settings.model.directory(), run_folder.path / f"export-{done:06d}"
+  path = _export(run.actor, run_folder.path / f"export-{done:06d}")
+  if run.extractor is not None:
+    _export(run.extractor.model, run_folder.path / f"export-{done:06d}-extractor")
+  run.close()
+  return path
+
+
+def _export(model: learner.Learner, path: pathlib.Path) -> pathlib.Path:
+  source, dtype = model.parts.model.directory(), model.parts.model.dtype
   is_tiny = tiny.is_tiny(source)
-  dtype, goes_along = settings.model.dtype, None if is_tiny else source
-  weights.save_directory(path, run.actor.cfg, run.actor.params, dtype=dtype, source=goes_along)
+  goes_along = None if is_tiny else source
+  weights.save_directory(path, model.cfg, model.params, dtype=dtype, source=goes_along)
   if is_tiny:
     for file in (*tiny.tokenizer_directory().iterdir(), source / tiny.MARK):
       shutil.copy(file, path)
