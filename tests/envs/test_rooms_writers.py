@@ -73,6 +73,9 @@ def test_entries_are_true_of_the_hidden_task_and_about_a_third_help(kind):
       assert not cell or cell[0] in places[fact.kind]
       stated.add(fact.kind)
     assert entry.theme == task.theme
+    assert (
+      len({fact.kind in writers.USEFUL for fact in entry.facts}) == 1
+    )  # what helps, or the rest
     useful.append(entry.useful)
   assert 0.15 <= np.mean(useful) <= 0.5
   assert stated >= {
