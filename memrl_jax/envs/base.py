@@ -222,8 +222,14 @@ class Family(NamedTuple):
 
 
 _MODULES = {
+  "alfworld": "memrl_jax.envs.alfworld",
+  "bigcodebench": "memrl_jax.envs.bigcodebench",
   "darkroom": "memrl_jax.envs.darkroom",
+  "hle": "memrl_jax.envs.hle",
   "lab": "memrl_jax.envs.lab",
+  "lifelong_db": "memrl_jax.envs.lifelong_db",
+  "lifelong_kg": "memrl_jax.envs.lifelong_kg",
+  "lifelong_os": "memrl_jax.envs.lifelong_os",
   "minesweeper": "memrl_jax.envs.minesweeper",
   "minihack": "memrl_jax.envs.minihack",
   "mix": "memrl_jax.envs.mix",
