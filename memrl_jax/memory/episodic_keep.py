@@ -1,0 +1,96 @@
+"""Which memories stay: near duplicates become one, and the least worth go. MemRL itself keeps everything. [us]
+
+Words as in `episodic`. Functions of entries that return operations; who calls them commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from memrl_jax.memory.episodic_config import EpisodicConfig
+from memrl_jax.memory.records import Change, Entry, Op, Remove
+from memrl_jax.ops import utility
+
+Embed = Callable[[Sequence[str]], np.ndarray]
+
+
+def worth(entries: Sequence[Entry], config: EpisodicConfig) -> np.ndarray:
+  """`utility.worth` of these memories."""
+  visits_N = [entry.data["visits"] for entry in entries]
+  return utility.worth([entry.score for entry in entries], visits_N, bonus=config.prune_bonus)
+
+
+def merge(entries: Sequence[Entry], embed: Embed, config: EpisodicConfig) -> list[Op]:
+  """Of the memories of a key with the same outcome whose texts say the same, the one worth most stays.
+
+  What was learned is compared (cosine above merge_above). It takes the others' evidence: visits and wins
+  add up, and Q is the mean over all visits.
+  """
+  groups: dict[tuple[str, bool], list[Entry]] = {}
+  for entry in entries:
+    groups.setdefault((entry.key, entry.data["success"]), []).append(entry)
+  ops: list[Op] = []
+  for group in groups.values():
+    if len(group) < 2:
+      continue
+    order = np.argsort(-worth(group, config), kind="stable").tolist()
+    vectors_ND = embed([group[n].text[: group[n].data["learned"]] or group[n].text for n in order])
+    leaders: list[int] = []  # places in `order`
+    twins: dict[int, list[Entry]] = {}
+    for place, vector_D in enumerate(vectors_ND):
+      near = np.flatnonzero(vectors_ND[leaders] @ vector_D > config.merge_above)
+      if len(near):
+        twins[leaders[near[0]]].append(group[order[place]])
+      else:
+        leaders.append(place)
+        twins[place] = [group[order[place]]]
+    for same in twins.values():
+      if len(same) > 1:
+        ops += _one(same)
+  return ops
+
+
+def _one(same: Sequence[Entry]) -> list[Op]:
+  """The first of these takes the evidence of all; the others go."""
+  first, ids = same[0], {entry.id for entry in same}
+  visits = sum(entry.data["visits"] for entry in same)
+  total = sum(entry.data["visits"] * entry.score for entry in same)
+  parents = dict.fromkeys(p for entry in same for p in entry.data["parents"] if p not in ids)
+  data = first.data | {
+    "visits": visits,
+    "wins": sum(entry.data["wins"] for entry in same),
+    "parents": list(parents),
+  }
+  q = total / visits if visits else first.score
+  return [
+    Change(first.tenant, first.id, score=q, data=data),
+    *(Remove(entry.tenant, entry.id) for entry in same[1:]),
+  ]
+
+
+def prune(entries: Sequence[Entry], keep: int, config: EpisodicConfig) -> list[Op]:
+  """Removes what `utility.survivors` does not keep."""
+  keys = [entry.key for entry in entries]
+  stay = set(utility.survivors(keys, worth(entries, config), keep, config.per_key))
+  return [Remove(entry.tenant, entry.id) for n, entry in enumerate(entries) if n not in stay]
+
+
+def under_cap(embed: Embed, config: EpisodicConfig) -> Callable[[list[Entry]], list[Op]]:
+  """For `Limits.merge`, called where a commit would exceed the capacity: merge, then make room.
+
+  A tenth of the capacity is freed at once, so that this is rare.
+  """
+
+  def hook(entries: list[Entry]) -> list[Op]:
+    ops = merge(entries, embed, config)
+    gone = {op.id for op in ops if isinstance(op, Remove)}
+    left = [entry for entry in entries if entry.id not in gone]
+    if len(left) > config.capacity:
+      ops += prune(left, config.capacity - config.capacity // 10, config)
+      gone = {op.id for op in ops if isinstance(op, Remove)}
+    # A merged memory may be pruned after all; one operation an entry is enough.
+    return [op for op in ops if isinstance(op, Remove) or op.id not in gone]
+
+  return hook
