@@ -47,17 +47,10 @@ class Graph:
 
   def extreme(self, entities: Iterable[str], attribute: str, *, highest: bool) -> frozenset[str]:
     """The entities with the highest or lowest value of an attribute; several where they share it."""
-    pairs = [(_ordered(v), e) for e in entities for v in self.values([e], attribute)]
+    size = str if self.types[attribute] == "type.datetime" else float  # dates are ISO 8601
+    pairs = [(size(v), e) for e in entities for v in self.values([e], attribute)]
     best = (max if highest else min)((value for value, _ in pairs), default=None)
     return frozenset(entity for value, entity in pairs if value == best)
-
-
-def _ordered(value: str) -> tuple[float, str]:
-  """Numbers by size; dates, which are no numbers, as texts (ISO 8601)."""
-  try:
-    return float(value), ""
-  except ValueError:
-    return 0.0, value
 
 
 @functools.lru_cache(maxsize=2)

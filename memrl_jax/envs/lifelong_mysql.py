@@ -214,8 +214,10 @@ class MySql:
     """Ends the session on the server, with the statement that it may be running."""
     import pymysql
 
-    with contextlib.suppress(pymysql.Error):  # it has ended
-      self._admin(f"KILL {self._connection.thread_id()}")
+    connection = self._connection
+    if connection is not None:
+      with contextlib.suppress(pymysql.Error):  # it has ended
+        self._admin(f"KILL {connection.thread_id()}")
 
   def _admin(self, *given: str) -> None:
     for statement in given:

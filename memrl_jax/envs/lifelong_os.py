@@ -128,7 +128,7 @@ def parse(response: str) -> Action | None:
   What is inside <think> does not count.
   """
   said = response.rpartition("</think>")[2]
-  act = re.search(r"Act:\s*(bash|finish)", said, re.IGNORECASE)
+  act = re.search(r"Act:\s*((?i:bash|finish))", said)
   if act is None:
     return None
   if act[1].lower() == "finish":
