@@ -6,6 +6,7 @@ output goes nowhere, and a line without the key says nothing. It runs as no modu
 program that changes modules or builtins changes nothing here (`bigcodebench_verdict` starts it so).
 """
 
+import builtins
 import json
 import os
 import sys
@@ -24,25 +25,28 @@ class Outcome(unittest.TestResult):
     super().__init__()
     self.passed, self.failed, self.error = 0, [], ""
 
-  def fail(self, test, error):
-    described = f"{test.id().split('.')[-1]}: {error[0].__name__}: {error[1]}"
-    self.failed.append(described[:CHARS])
+  def fail(self, test, why):
+    name = test.id().replace("__test__.TestCases.", "", 1)
+    self.failed.append(f"{name}: {why}"[:CHARS])
+
+  def failure(self, test, err):
+    self.fail(test, f"{err[0].__name__}: {err[1]}")
 
   def addSuccess(self, test):
     self.passed += 1
 
   def addError(self, test, err):
-    self.fail(test, err)
+    self.failure(test, err)
 
   def addFailure(self, test, err):
-    self.fail(test, err)
+    self.failure(test, err)
 
   def addSubTest(self, test, subtest, err):
     if err is not None:
-      self.fail(test, err)
+      self.failure(subtest, err)
 
   def addUnexpectedSuccess(self, test):
-    self.failed.append(f"{test.id().split('.')[-1]}: it was expected to fail")
+    self.fail(test, "it was expected to fail")
 
   def addExpectedFailure(self, test, err):
     self.passed += 1
@@ -52,7 +56,7 @@ class Outcome(unittest.TestResult):
     if getattr(method, "__unittest_skip__", False) or getattr(test, "__unittest_skip__", False):
       self.passed += 1
     else:
-      self.failed.append(f"{test.id().split('.')[-1]}: the program skipped it")
+      self.fail(test, "the program skipped it")
 
 
 CANARIES = 4
@@ -79,6 +83,8 @@ def check(program, tests):
   """What came of the tests; `error` says why they could not be run, "" if they were."""
   module = types.ModuleType("__test__")  # the name under which the published tests run
   module.__file__ = "__test__.py"
+  module.__builtins__ = builtins  # the real ones, which tests replace parts of
+  module.os, module.sys, module.environ = os, sys, os.environ  # the original lends these names
   sys.modules["__test__"] = module
   outcome, canary, load = Outcome(), Outcome(), unittest.TestLoader().loadTestsFromTestCase
   try:

@@ -134,6 +134,44 @@ def test_a_wrong_program_does_not_pass_by_forging_the_verdict(name):
   assert not judge(f"{WRONG}{FORGERIES[name]}\n", ASSERTS, LIMITS).success
 
 
+def test_tests_may_do_what_those_of_the_original_may():
+  """Replace builtins and names of the module, start processes, write files, use sub-tests and lent modules."""
+  program = """
+import json, multiprocessing, subprocess
+def task_func(x):
+  print(x)
+  return json.dumps(x)
+def square(x): return x * x
+def started():
+  with multiprocessing.Pool(2) as pool: squares = pool.map(square, [1, 2, 3])
+  return squares, subprocess.run(["echo", "hi"], capture_output=True, text=True).stdout
+def written():
+  with open("a.txt", "w") as file: file.write("x")
+  return os.path.exists("a.txt") and sys.argv is not None and "HOME" in environ
+"""
+  tests = """
+import unittest
+from unittest.mock import patch
+class TestCases(unittest.TestCase):
+  @patch("builtins.print")
+  def test_builtins(self, said):
+    task_func(1)
+    said.assert_called_once_with(1)
+  @patch("__test__.json.dumps", return_value="replaced")
+  def test_names(self, dumps): self.assertEqual(task_func(1), "replaced")
+  def test_started(self): self.assertEqual(started(), ([1, 4, 9], "hi\\n"))
+  def test_written(self): self.assertTrue(written())
+  @unittest.expectedFailure
+  def test_expected(self): self.assertTrue(False)
+  def test_parts(self):
+    for part in range(3):
+      with self.subTest(part=part): self.assertNotEqual(part, FAILING)
+"""
+  assert judge(program, f"FAILING = 9{tests}", LIMITS) == Verdict(6, 6)
+  failing = judge(program, f"FAILING = 1{tests}", LIMITS)
+  assert failing == Verdict(5, 6, "", ("test_parts (part=1): AssertionError: 1 == 1",))
+
+
 def test_a_test_that_the_program_skips_has_not_passed_and_one_that_is_marked_as_skipped_has():
   skips = f"{HEAD}  import unittest\n  raise unittest.SkipTest"
   assert judge(skips, TESTS, LIMITS).passed == 0

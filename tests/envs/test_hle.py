@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import http.server
+import importlib.util
 import json
 import threading
 
@@ -56,6 +57,19 @@ def test_questions_with_images_are_kept_in_their_record_and_refused_or_left_out(
   assert tasks.question(ROW | {"image": None}).image == ""  # parquet files may write it so
 
 
+def test_a_parquet_file_is_read_like_jsonl_or_says_what_it_needs(tmp_path):
+  path = tmp_path / "hle.parquet"
+  if importlib.util.find_spec("pyarrow") is None:
+    path.touch()
+    with pytest.raises(ImportError, match=r"needs pyarrow: pip install pyarrow, or give JSONL"):
+      tasks.questions(str(path), "refuse")
+    return
+  pyarrow, parquet = (importlib.import_module(n) for n in ("pyarrow", "pyarrow.parquet"))
+  parquet.write_table(pyarrow.Table.from_pylist([ROW, CHOICES]), path)
+  same = written(tmp_path / "hle.jsonl", ROW, CHOICES)
+  assert tasks.questions(str(path), "refuse") == tasks.questions(same, "refuse")
+
+
 @pytest.mark.parametrize(
   ("change", "match"),
   [
@@ -97,7 +111,7 @@ def test_options_check_themselves(options, match):
     ("Answer: 1\nAnswer: 2\nConfidence: 90%", "2"),
     ("So, the answer is $x^2$", "$x^2$"),
     (r"Hence \boxed{\frac{1}{2}} holds", r"\frac{1}{2}"),
-    ("<think>Answer: 3</think>", ""),
+    ("<think>\nAnswer: 3\n</think>", ""),
     ("It is unclear whether the answer matters", ""),
     ("<action></action>", ""),
     ("", ""),
