@@ -102,7 +102,7 @@ def _memory(learned: str, rest: str, size: int, images: tuple[str, ...]) -> str:
   """The first `size` characters of a memory, what was learned before the trajectory."""
   cut = _CUT if size < len(learned) + len(rest) else ""
   parts = [learned[:size], rest[: max(0, size - len(learned))]]
-  text = "\n".join(part for part in parts if part) + cut
+  text = "\n".join(part for part in parts if part).rstrip() + cut
   if images:
     text = f"(images: {', '.join(plain(name) for name in images)})\n{text}"
   return text
