@@ -118,11 +118,11 @@ RECIPES = {
   ),
   "rooms": Recipe(
     family="rooms", source="actor", mixes=_ROOMS_MIXES, **_ROOMS_DEV,
-    trials=64, steps=3000, stop=3000, learning_rate=2e-3, layers=4, length=256, rows=24, sequences=8,
+    trials=64, steps=2400, stop=2400, learning_rate=2e-3, layers=4, length=256, rows=24, sequences=8,
   ),
   "rooms_writer": Recipe(
     family="rooms", source="writer", player="skilled", mixes=_ROOMS_MIXES, **_ROOMS_DEV,
-    trials=120, steps=1500, stop=1500, learning_rate=2e-3, layers=4, length=256, rows=6, sequences=16,
+    trials=64, steps=900, stop=900, learning_rate=2e-3, layers=4, length=256, rows=6, sequences=16,
   ),
   "sokoban": Recipe(
     family="sokoban",

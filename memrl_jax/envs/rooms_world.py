@@ -5,7 +5,7 @@ Two kinds of task, on a grid of `side` x `side` cells inside an outer wall (rows
     key    a key lies somewhere; one of several doors in the outer wall fits it, in any other it breaks
     maze   many walls and several hatches; one leads out, the others are pits. Stand on it and open it
 
-So a first attempt succeeds by luck in one of four cases at best, whatever the skill of the agent, and what
+So a first attempt succeeds by luck in one of five cases at best, whatever the skill of the agent, and what
 was found out decides. Walls and doors are seen from one cell away, what lies on the floor (key, hatch) only
 from its own cell: where it lies is worth knowing too.
 
@@ -38,7 +38,7 @@ RESERVED = 8  # families with a lower number are kept out of imitation
 FAMILIES = 4096
 
 SIGHT = 1  # cells to every side, diagonals included
-APART = 3  # at least between two doors or hatches, so that two doors are never in sight at once
+APART = 3  # at least between two doors, so that two are never in sight at once
 SIGNS = {"wall": "#", "floor": ".", "key": "(", "door": "+", "goal": ">"}
 WALLS = {"key": 0.12, "maze": 0.34}  # share of inner cells
 
@@ -49,7 +49,7 @@ _PLACE_STREAM, _TASK_STREAM = 7401, 7402
 class Options:
   """Which tasks and how long. `theme`: one of THEMES, or "any" (each task draws its own).
 
-  `choices`: doors of a room or hatches of a maze, one of them right. `stride`: cells a turn of walking.
+  `choices`: doors of a room or hatches of a maze, one of them right (fewer where they do not fit). `stride`: cells a turn of walking.
   """
 
   kind: str = "key"
@@ -57,7 +57,7 @@ class Options:
   theme: str = "any"
   side: int = 7
   stride: int = 3
-  choices: int = 4
+  choices: int = 5
   turns: int = 12
   style: str = "brief"
 
@@ -73,7 +73,7 @@ class Options:
       ("family", 0, FAMILIES - 1),
       ("side", 5, 8),  # with the outer wall 0 to 9: one digit in coordinates
       ("stride", 1, 9),
-      ("choices", 1, 5),
+      ("choices", 1, 6),
       ("turns", 1, 99),
     ):
       if not least <= getattr(self, name) <= most:
@@ -162,11 +162,11 @@ def draw(options: Options, seed: int) -> Task:
 
 
 def _others(secret: Secret, options: Options, rng: np.random.Generator) -> tuple[Cell, ...]:
-  """Doors or hatches that look like the right one and are not; none is near another."""
+  """Doors or hatches that look like the right one and are not; none is next to another."""
   places = ring(options.side) if secret.door else inner(options.side)
-  chosen = [secret.door or secret.treasure]
+  chosen, apart = [secret.door or secret.treasure], APART if secret.door else 2
   for index in rng.permutation(len(places)):
-    fits = all(far(places[index], cell) >= APART for cell in chosen)
+    fits = all(far(places[index], cell) >= apart for cell in chosen)
     if fits and len(chosen) < options.choices:
       chosen.append(places[index])
   return tuple(sorted(chosen[1:]))

@@ -140,20 +140,22 @@ def test_every_place_can_be_reached_and_is_told_apart(kind, side):
     places += [] if task.right else task.others
     assert set(places) <= free and task.start not in task.others
     wanted = [task.right or task.treasure, *task.others]
-    assert all(world.far(a, b) >= 3 for a in wanted for b in wanted if a != b)
+    assert side < 7 or len(wanted) == 5
+    apart = 3 if task.right else 2
+    assert all(world.far(a, b) >= apart for a in wanted for b in wanted if a != b)
     assert all(max(cell) <= 9 for cell in wanted)
 
 
 @pytest.mark.parametrize("kind", world.KINDS)
 def test_success_is_rare_without_knowledge_whatever_the_skill_and_sure_with_both(kind):
-  """One of four doors or hatches is right: .25 is the most that skill alone can win."""
+  """One of five doors or hatches is right: about .2 is the most that skill alone can win."""
   options = Options(kind=kind)
   rate = lambda name, tip: np.mean([  # noqa: E731
     episode(options, name, seed, (perfect(options, seed),) if tip else ()).success
     for seed in range(160)
   ])  # fmt: skip
   assert rate("random", False) <= 0.08
-  assert 0.05 <= rate("explorer", False) <= 0.25 + 0.1
+  assert 0.05 <= rate("explorer", False) <= 0.2 + 0.07
   assert rate("explorer", True) >= 0.9 and rate("solver", False) >= 0.85
 
 
