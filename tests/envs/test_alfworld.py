@@ -1,8 +1,10 @@
 """ALFWorld without its package: tasks, published folders, generated problems, answers, prompts, turns."""
 
+import concurrent.futures
 import json
 import os
 import sys
+import time
 import types
 
 import numpy as np
@@ -380,3 +382,45 @@ def test_without_the_package_one_sentence_says_what_to_install(monkeypatch):
       ):
         alfworld_engine._package.__wrapped__()
       assert os.environ.get(tasks.VARIABLE) == known
+
+
+# Patches, on stand-ins.
+
+
+def at_once(work):
+  """Whether two of eight threads were ever inside `work`'s context together."""
+  inside, most = [], []
+
+  def slow(*_, **__):
+    inside.append(1)
+    most.append(len(inside))
+    time.sleep(0.002)
+    inside.pop()
+
+  call = work(slow)
+  with concurrent.futures.ThreadPoolExecutor(8) as threads:
+    list(threads.map(call, (f"text {number}" for number in range(16))))
+  return max(most) > 1, len(most)
+
+
+def test_one_thread_at_a_time_parses_and_translates():
+  def parsing(slow):
+    parser = alfworld_engine._Parser(types.SimpleNamespace(parse=slow))
+    return lambda text: (parser.parse(text, rule_name="a"), parser.parse(text, rule_name="a"))
+
+  def translating(slow):
+    return lambda text: alfworld_engine._quiet(slow)("domain", text, optimize=True)
+
+  assert at_once(lambda slow: slow) == (True, 16)
+  assert at_once(parsing) == at_once(translating) == (False, 16)  # each text once
+
+
+def test_a_translation_leaves_arguments_and_output_alone_also_when_it_fails():
+  def rude(domain, problem, verbose):
+    sys.argv, sys.stdout = ["translate.py"], None
+    raise SystemExit(problem)
+
+  before = sys.argv, sys.stdout
+  with pytest.raises(SystemExit, match="bad"):
+    alfworld_engine._quiet(rude)("domain", "bad")
+  assert (sys.argv, sys.stdout) == before
