@@ -147,28 +147,20 @@ def writer(
 
   parsable; `true`: share of stated facts that stand in the log (or in the entry that is updated); `useful`:
   share of written entries that help with later tasks; `updates`, `returns`: share of answers;
-  merges `parsable`, and `scripted`: word for word as the scripted writer.
+  Merges: `parsable`, and `scripted`: word for word as the scripted writer.
   """
   prompts = family.prompts(options)
-  result = {}
-  for shown in (False, True):
-    views = []
-    for number, log in enumerate(random_logs(family, options, seeds, seed)):
-      rng = np.random.default_rng([seed, number, 43])
-      theme = writers.theme(log)
-      old = writers.Writer(rng, 0.5, 0, 0).distill(env_base.View((), log))
-      told = entries.secret(options, theme) if rng.random() < 0.5 else body(old)[4:]
-      if shown:
-        log = entries.attempt(
-          family,
-          options,
-          family.players["mixture"](options, rng),
-          log_seed(options, theme, rng),
-          (told,),
-        ).log
-      views.append(env_base.View((), log, tips=(told,) if shown else ()))
-    answers = ask(sampler, text, [prompts.extract.distill(view) for view in views], seed)
-    result["guided" if shown else "free"] = _judged(answers, views)
+  free = [env_base.View((), log) for log in random_logs(family, options, seeds, seed)]
+  views = {
+    "free": free,
+    "guided": [guided(family, options, view, seed + n) for n, view in enumerate(free)],
+  }
+  result, answers = {}, []
+  for name in views:
+    requests = [prompts.extract.distill(view) for view in views[name]]
+    answers += ask(sampler, text, requests, seed + len(answers))
+    result[name] = _judged(answers[-len(requests) :], views[name])
+  result["both"] = _judged(answers, views["free"] + views["guided"])
   rng = np.random.default_rng([seed, 44])
   chunks = [entries.chunk(options, rng) for _ in seeds]
   answers = ask(sampler, text, [prompts.extract.merge(texts) for texts in chunks], seed + 1)
@@ -180,6 +172,19 @@ def writer(
     "longest": max(len(text.encode(prompts.extract.merge(texts))) for texts in chunks),
   }
   return result
+
+
+def guided(
+  family: env_base.Family, options: world.Options, free: env_base.View, seed: int
+) -> env_base.View:
+  """An attempt at another task of the theme that is shown all its places, or an entry about `free`."""
+  rng = np.random.default_rng([seed, 43])
+  theme = writers.theme(free.current)
+  told = body(writers.Writer(rng, 0.5, 0, 0).distill(free)).removeprefix("add:")
+  shown = (entries.secret(options, theme) if rng.random() < 0.5 else told,)
+  player = family.players["mixture"](options, rng)
+  at = log_seed(options, theme, rng)
+  return env_base.View((), entries.attempt(family, options, player, at, shown).log, tips=shown)
 
 
 def log_seed(options: world.Options, theme: str, rng: np.random.Generator) -> int:
