@@ -21,7 +21,7 @@ from memrl_jax.types import Message, Sample, Turn
 
 SHOWN = {"none": 0.35, "good": 0.25, "written": 0.32, "stray": 0.08}  # what an episode is shown
 FIRST = 24  # episodes of a family that are only written about: every theme comes up
-MERGES = 0.2  # share of the writer's rows
+MERGES = 0.3  # share of the writer's rows
 
 Tips = tuple[str, ...]
 
@@ -120,7 +120,7 @@ def writer(family, every: Sequence[world.Options], make, count: int, seed: int) 
 
 def chunk(options: world.Options, rng: np.random.Generator) -> Tips:
   """2 to 5 entries as a bank may hold them: repeats, pieces that fit together, contradictions, others."""
-  themes = rng.choice(world.THEMES, size=1 + (rng.random() < 0.5), replace=False)
+  themes = rng.choice(world.THEMES, size=rng.integers(1, 4), replace=False)
   texts: list[str] = []
   for _ in range(rng.integers(2, 6)):
     theme = str(rng.choice(themes))

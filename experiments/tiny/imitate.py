@@ -122,7 +122,8 @@ RECIPES = {
   ),
   "rooms_writer": Recipe(
     family="rooms", source="writer", player="skilled", mixes=_ROOMS_MIXES, **_ROOMS_DEV,
-    trials=64, steps=900, stop=900, learning_rate=2e-3, layers=4, length=256, rows=6, sequences=16,
+    trials=64, steps=1000, stop=1000, learning_rate=2e-3, layers=4, length=256, rows=6, sequences=16,
+    memory_share=0.4,
   ),
   "sokoban": Recipe(
     family="sokoban",

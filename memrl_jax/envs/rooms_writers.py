@@ -142,28 +142,31 @@ class Writer:
 
 
 def merged(texts: Sequence[str]) -> str:
-  """Entries about one theme that fit into one are merged; of two that contradict each other the older is
-  discarded; what is no entry is discarded too. All are kept when there is nothing to do."""
+  """The first thing to do about a list: discard what is no entry, or the older of two that contradict each
+  other; merge two where one says all that both say, or one where the key is and one which door; or keep
+  all. One operation an answer: what is left is for the next merge.
+  """
   entries = dict(enumerate(map(read, texts), start=1))
-  bad = {number for number, entry in entries.items() if entry is None}
-  for later in entries:
-    bad |= {n for n in range(1, later) if _contradict(entries[n], entries[later])}
-  left = [number for number in entries if number not in bad]
-  lines = []
-  while left:
-    members = [left.pop(0)]
-    about, facts = entries[members[0]]
-    for number in list(left):
-      both = tuple(dict.fromkeys([*facts, *entries[number].facts]))
-      if entries[number].theme == about and len(both) <= MOST:
-        facts, members = both, [*members, number]
-        left.remove(number)
-    if len(members) > 1:
-      numbers = " ".join(map(str, members))
-      lines.append(f"merge {numbers}:{Entry(about, facts).write()}")
-  lines += ["discard " + " ".join(map(str, sorted(bad)))] if bad else []
-  lines = lines or ["keep " + " ".join(map(str, entries))]
-  return "<remark>" + "\n".join(lines) + "</remark>"
+  pairs = [(one, other) for one in entries for other in entries if one < other]
+  bad = [number for number, entry in entries.items() if entry is None]
+  bad += [one for one, other in pairs if _contradict(entries[one], entries[other])]
+  if bad:
+    return f"<remark>discard {bad[0]}</remark>"
+  for one, other in pairs:
+    both = _joined(entries[one], entries[other])
+    if both:
+      return f"<remark>merge {one} {other}:{both.write()}</remark>"
+  return f"<remark>keep {' '.join(map(str, entries))}</remark>"
+
+
+def _joined(one: Entry | None, other: Entry | None) -> Entry | None:
+  """The entry that says what both say, where they are of a kind."""
+  if one is None or other is None or one.theme != other.theme:
+    return None
+  facts = tuple(dict.fromkeys((*one.facts, *other.facts)))
+  same = len(facts) == max(len(one.facts), len(other.facts))
+  places = {fact.kind for fact in facts} == {"key", "door"} and len(facts) == 2
+  return Entry(one.theme, facts) if same or places else None
 
 
 def _contradict(one: Entry | None, other: Entry | None) -> bool:

@@ -111,15 +111,20 @@ def test_an_update_extends_or_corrects_what_was_shown():
       ["goal red door(0,4)", "goal blue door(0,4)", "goal red key(2,3)"],
       "merge 1 3:goal red key(2,3) door(0,4)",
     ),
-    (["goal red key(2,3)", "goal red key(4,4)"], "discard 1"),  # the older of the two
-    (["goal red key(2,3) start(1,1)", "goal red wall(4,4)"], "keep 1 2"),  # three facts do not fit
     (
-      ["goal red key(2,3)", "nonsense", "goal red kick bad", "goal red key(5,5)"],
-      "merge 3 4:goal red key(5,5) kick bad\ndiscard 1 2",
+      ["goal red key(2,3) kick bad", "goal blue kick bad", "goal red kick bad"],
+      "merge 1 3:goal red key(2,3) kick bad",
+    ),
+    (["goal red key(2,3)", "goal red key(4,4)"], "discard 1"),  # the older of the two
+    (["goal red key(2,3)", "goal red wall(4,4)"], "keep 1 2"),  # nothing to do with each other
+    (["goal red key(2,3)", "nonsense", "goal red key(5,5)"], "discard 2"),
+    (
+      ["goal red key(2,3)", "goal red key(5,5)", "goal red key(5,5)"],
+      "merge 2 3:goal red key(5,5)",
     ),
   ],
 )
-def test_merging_joins_what_fits_and_discards_what_is_contradicted(texts, answer):
+def test_merging_joins_what_belongs_together_and_discards_what_is_contradicted(texts, answer):
   said = writers.merged(texts)
   assert body(said) == answer
   assert not replies.parse_merge(said, len(texts), chars=200).reason
