@@ -120,7 +120,7 @@ def test_an_update_extends_or_corrects_what_was_shown():
     (["goal red key(2,3)", "nonsense", "goal red key(5,5)"], "discard 2"),
     (
       ["goal red key(2,3)", "goal red key(5,5)", "goal red key(5,5)"],
-      "merge 2 3:goal red key(5,5)",
+      "discard 1",
     ),
   ],
 )
