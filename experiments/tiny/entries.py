@@ -1,7 +1,7 @@
-"""Imitation data and measurements of the rooms: an actor that reads one entry of experience, and the writer of entries.
+"""Imitation data of the rooms: an actor that reads one entry of experience, and the writer of entries.
 
-Scripted players of mixed quality play tasks of families that training never sees. An episode is shown no
-entry, a good one, one that a scripted writer made of another episode of the theme, or one of another
+Scripted players of mixed quality play tasks of families that training never sees. An episode is shown
+no entry, a good one, one that a scripted writer made of another episode of the theme, or one of another
 theme. The writer's rows are such episodes with the scripted answer about them, and lists to merge.
 All prompts are rendered by the code that renders rollouts.
 """

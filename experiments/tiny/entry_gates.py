@@ -1,4 +1,4 @@
-"""The gates of the rooms' warm starts: what an actor makes of an entry, and what a writer makes of an attempt."""
+"""The gates of the rooms' warm starts: what an actor makes of an entry, a writer of an attempt."""
 
 from __future__ import annotations
 

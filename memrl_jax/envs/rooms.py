@@ -1,10 +1,10 @@
 """Rooms: find the key and the door that it fits, or the hatch of a maze, in fog and in few turns.
 
-The environment of Complementary RL (2603.17621; there KeyRoom and MazeWalk of MiniHack) in small, in the
-same text format. Two things are to be learned. **Knowledge**: every theme hides its things in the same
-places in all its tasks (`rooms_world`), so an experience about a theme decides its later tasks, and the
-weights can learn it too, slowly. **Skill**: to open, with the key in hand or on the hatch, which helps
-with experience and without; a warm start mostly kicks or walks on.
+The environment of Complementary RL (2603.17621; there KeyRoom and MazeWalk of MiniHack) in small, in
+the same text format. Two things are to be learned. **Knowledge**: every theme hides its things in the
+same places in all its tasks (`rooms_world`), so an experience about a theme decides its later tasks, and
+the weights can learn it too, slowly. **Skill**: to open, with the key at a door or on the hatch, which
+helps with experience and without; a warm start kicks or walks on in half of its attempts.
 
 Reward 1 for the right door or the hatch, else 0. `score` is the share of sub-goals that were reached.
 """
@@ -187,11 +187,11 @@ def _wording(options: Options) -> prompting.Wording:
   return prompting.Wording(
     rules=(
       f"You are in a {'room' if options.kind == 'key' else 'maze'} of {options.side} rows and "
-      f"{options.side} columns inside an outer wall. Rows and columns are counted from (1,1), top left. You see "
-      f"walls and doors one cell away, and what lies on the floor where you stand. {_RULES[options.kind]}Rooms of one colour hide things in the same places, "
-      "whatever else differs. The actions are: go (ROW,COLUMN), which walks up to "
-      f"{options.stride} cells towards a cell and stops where something new is seen, take, open, kick, search. "
-      f"A trial has {options.turns} turns of one action."
+      f"{options.side} columns inside an outer wall. Rows and columns are counted from (1,1), top left. "
+      "You see walls and doors one cell away, and what lies on the floor where you stand. "
+      f"{_RULES[options.kind]}Rooms of one colour hide things in the same places, whatever else differs. "
+      f"The actions are: go (ROW,COLUMN), which walks up to {options.stride} cells towards a cell and stops "
+      f"where something new is seen, take, open, kick, search. A trial has {options.turns} turns of one action."
     ),
     request=(
       "Think about what you know and what is missing, then give exactly one action inside tags, for "

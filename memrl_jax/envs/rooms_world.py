@@ -49,7 +49,8 @@ _PLACE_STREAM, _TASK_STREAM = 7401, 7402
 class Options:
   """Which tasks and how long. `theme`: one of THEMES, or "any" (each task draws its own).
 
-  `choices`: doors of a room or hatches of a maze, one of them right (fewer where they do not fit). `stride`: cells a turn of walking.
+  `choices`: doors of a room or hatches of a maze, one of them right (fewer where they do not fit).
+  `stride`: cells a turn of walking.
   """
 
   kind: str = "key"
