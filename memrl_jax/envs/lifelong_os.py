@@ -27,8 +27,9 @@ INTERPRETERS = ("bash", "python", "c", "cpp")
 
 @dataclasses.dataclass(frozen=True)
 class Options(tasks.Options):
-  """turns: 5 in the benchmark, 15 in MemRL. command_s: what a command may take; 20 s in the benchmark. memory_mb: of
-  the machine. image: a root folder for machines (debootstrap, or an exported container), "" for this system's /usr."""
+  """turns: 5 in the benchmark, 15 in MemRL. command_s: what a command may take; 20 s in the benchmark. A last turn
+  takes up to twice as long, which the limit of the pool must allow (config.env.timeout_s). memory_mb: of the machine.
+  image: a root folder for machines (debootstrap, or an exported container), "" for this system's /usr."""
 
   turns: int = 5
   command_s: float = 20.0

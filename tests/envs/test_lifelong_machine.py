@@ -187,22 +187,22 @@ def test_what_runs_on_is_watched_and_ends_with_the_machine(machine, home):
 
 
 def test_a_machine_ends_with_the_process_that_holds_it(tmp_path):
-  long = marked(5)
+  long, longer = marked(5), marked(6)
   code = (
     "from memrl_jax.envs import lifelong_machine as m\n"
     "machine = m.Machine(m.Limits(60, 512))\n"
     "machine.start()\n"
     f"machine.run('sleep {long} & true')\n"
-    f"machine.run('sleep {long}')\n"
+    f"machine.run('sleep {longer}')\n"
   )
   environment = os.environ | {"TMPDIR": str(tmp_path)}
   parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
   try:
-    wait(lambda: running(long))
+    wait(lambda: running(long) and running(longer))
   finally:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-  wait(lambda: not running(long))
+  wait(lambda: not running(long) and not running(longer))
 
 
 def test_programs_and_modules_of_the_machine_cannot_take_over_its_first_process(machine):

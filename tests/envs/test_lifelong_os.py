@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
 import tempfile
 import time
 
@@ -85,6 +87,21 @@ def note(home):
   yield environment
   environment.close()
   assert list(home.iterdir()) == []
+
+
+def test_a_machine_can_be_made_where_plain_commands_can_do_what_it_takes(tmp_path):
+  """Otherwise a fault in making machines would skip their tests."""
+  steps = (
+    f"mount -t tmpfs t {tmp_path} && cd {tmp_path} && mkdir upper work root && "
+    "mount -t overlay -o lowerdir=/usr,upperdir=upper,workdir=work o root && "
+    "mount -t tmpfs -o mode=755 t work && mknod work/null c 1 3"
+  )
+  alone = ["unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork"]
+  if os.geteuid() == 0 and shutil.which("unshare"):
+    plain = subprocess.run([*alone, "sh", "-c", steps], capture_output=True, text=True)
+    assert not lifelong_machine.refused() or plain.returncode
+  else:
+    assert lifelong_machine.refused()
 
 
 @needs_machine
