@@ -26,6 +26,9 @@ MISSING = (
   "this Python first on the PATH (it compiles the planner Fast Downward, a minute or two)"
 )
 TRANSLATED = 64  # problems kept in memory, 1 to 2 MB each
+FACTS = (
+  100_000  # facts of games that were played, which the engine itself would keep forever: 30 MB
+)
 # What a command can change; the rest is fixed, or a trace of what was looked at.
 DYNAMIC = frozenset({
   "atlocation", "opened", "inreceptacle", "holds", "isclean", "ishot", "iscool", "ison", "istoggled",
@@ -153,6 +156,14 @@ def _quiet(translate: Callable[..., Any]) -> Callable[..., Any]:
   return translated
 
 
+def _forget() -> None:
+  """Empties the engine's table of all facts that ever were; equal facts made later are equal all the same."""
+  import mementos.core
+
+  if len(mementos.core._memento_cache) > FACTS:
+    mementos.core._memento_cache.clear()
+
+
 # Games.
 
 
@@ -209,6 +220,7 @@ class Game:
     with _lock:
       if self._loaded != task:
         self._loaded = None
+        _forget()
         self._engine.load(content(task))
         self._loaded = task
       state = self._engine.reset()

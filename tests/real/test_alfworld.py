@@ -158,6 +158,21 @@ def test_a_retry_is_the_same_game_and_answers_the_same(opened):
   assert other.reset(11) == first  # and after the engine was lent again
 
 
+def test_the_table_of_facts_may_be_emptied_in_the_middle_of_a_game(opened, monkeypatch):
+  import mementos.core
+
+  environment, other = opened(split="valid_unseen", types=("pick",)), opened()
+  log = play(environment, environment._options, "solver", 1)
+  environment.retry()
+  monkeypatch.setattr(alfworld_engine, "FACTS", 10)
+  for number, step in enumerate(log.steps):
+    if number == 1:
+      before = len(mementos.core._memento_cache)
+      other.reset(30)
+      assert len(mementos.core._memento_cache) < before
+    assert environment.step(f"<action>{step.action}</action>") == step.result
+
+
 def test_anchors_are_equal_where_the_state_is(opened):
   environment = opened(split="valid_unseen", types=("pick",))
   log = play(environment, environment._options, "solver", 1)
