@@ -74,8 +74,11 @@ def mount(source, target, kind=None, flags=0, options=None):
 # The file system.
 
 
-def build(scratch, image, disk_mb):
+def build(image, disk_mb):
   """Makes the machine's files in a tmpfs and turns it into the root; the host's files are gone afterwards."""
+  scratch = (
+    "/proc"  # any folder does, since nobody else sees these mounts, and this one is always there
+  )
   mount("tmpfs", scratch, "tmpfs", NOSUID | NODEV, f"size={disk_mb}m,nr_inodes=200000,mode=755")
   root = f"{scratch}/root"
   os.mkdir(root)
@@ -336,7 +339,7 @@ def main():
     signal.SIGINT, signal.SIG_DFL
   )  # a first process hears no signal that it has no handler for
   try:
-    build(settings["scratch"], settings["image"], settings["disk_mb"])
+    build(settings["image"], settings["disk_mb"])
     sys.path.clear()
     sys.meta_path.clear()
     give_up_rights()

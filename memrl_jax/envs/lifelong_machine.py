@@ -14,10 +14,8 @@ import json
 import os
 import pathlib
 import select
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -49,7 +47,6 @@ class Machine:
   def __init__(self, limits: Limits, *, image: str = "", chars: int = 4000):
     self._limits, self._image, self._chars = limits, image, chars
     self._process: subprocess.Popen[bytes] | None = None
-    self._folder = ""
 
   def start(self) -> None:
     if refusal := refused():
@@ -89,14 +86,9 @@ class Machine:
         process.kill()
         process.wait()
       process.stdout.close()
-    if self._folder:
-      shutil.rmtree(self._folder, ignore_errors=True)
-      self._folder = ""
 
   def _start(self) -> None:
-    self._folder = tempfile.mkdtemp(prefix="memrl-os-")
     settings = {
-      "scratch": self._folder,
       "image": self._image,
       "disk_mb": DISK_MB,
       "processes": sandbox.PROCESSES,

@@ -73,7 +73,7 @@ def test_only_known_interpreters_are_read():
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-  """An empty folder in which the machines' own folders are made."""
+  """An empty folder for temporary files: machines make none."""
   monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "folders"))
   (tmp_path / "folders").mkdir()
   return tmp_path / "folders"
