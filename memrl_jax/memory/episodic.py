@@ -70,6 +70,9 @@ class Episodic:
     self.config, self.memory = config, memory
     self._writing = threading.RLock()  # one writes; never held while a language model thinks
     self._lock = threading.Lock()  # around the counters
+    self._asked = (
+      4 * config.k1
+    )  # hits that hold a pool, as a rule; grows with the memories of a key
     self._reload()
     for tenant in memory.store.tenants():
       for entry in memory.entries(tenant):
@@ -90,7 +93,7 @@ class Episodic:
     """The memory in a folder, made if there is none; path=None: one that goes with this object."""
     cached, limits = embed.Cached(embedder, config.cache), None
     if config.capacity is not None:
-      hook = episodic_keep.under_cap(cached.embed, config)
+      hook = episodic_keep.under_cap(embedder.embed, config)
       limits = bank.Limits(config.capacity, "lowest_score", hook)
     memory = bank.Memory.open(path, cached, limits=limits, read_only=read_only)
     try:
@@ -152,14 +155,15 @@ class Episodic:
     """Phase A: C(s) = the k1 nearest keys (or memories) with a cosine above delta."""
     config, least = self.config, episodic_search.least(self.config)
     queries = [episodic_write.intent(config, query) for query in queries]
-    asked = 4 * config.k1
+    asked = self._asked
     found = self.memory.search(tenant, queries, asked, least)
     pools = []
     for query, hits in zip(queries, found, strict=True):
       wanted = asked
       while (pool := episodic_search.gate(config, hits, wanted)) is None:
-        wanted *= 4
+        wanted *= 2
         (hits,) = self.memory.search(tenant, [query], wanted, least)
+      self._asked = min(max(self._asked, wanted), 32 * config.k1)
       pools.append(pool)
     return pools
 
@@ -311,9 +315,9 @@ class Episodic:
 
   def merge(self, tenant: str) -> int:
     """Makes one of near duplicates (`episodic_keep.merge`); returns how many went."""
-    embedder = self.memory.embedder.embed
+    embedder = self.memory.embedder.embedder  # without its cache, which is for keys
     return self._maintain(
-      tenant, lambda entries: episodic_keep.merge(entries, embedder, self.config), "merge"
+      tenant, lambda entries: episodic_keep.merge(entries, embedder.embed, self.config), "merge"
     )
 
   def _maintain(self, tenant: str, work, why: str) -> int:

@@ -13,6 +13,7 @@ from memrl_jax.memory.episodic_config import EpisodicConfig
 from memrl_jax.memory.records import Change, Entry, Op, Remove
 from memrl_jax.ops import utility
 
+_COMPARED = 4000  # characters of a text
 Embed = Callable[[Sequence[str]], np.ndarray]
 
 
@@ -25,8 +26,8 @@ def worth(entries: Sequence[Entry], config: EpisodicConfig) -> np.ndarray:
 def merge(entries: Sequence[Entry], embed: Embed, config: EpisodicConfig) -> list[Op]:
   """Of the memories of a key with the same outcome whose texts say the same, the one worth most stays.
 
-  What was learned is compared (cosine above merge_above). It takes the others' evidence: visits and wins
-  add up, and Q is the mean over all visits.
+  Texts are compared as they begin (cosine above merge_above). It takes the others' evidence: visits and
+  wins add up, and Q is the mean over all visits.
   """
   groups: dict[tuple[str, bool], list[Entry]] = {}
   for entry in entries:
@@ -36,7 +37,7 @@ def merge(entries: Sequence[Entry], embed: Embed, config: EpisodicConfig) -> lis
     if len(group) < 2:
       continue
     order = np.argsort(-worth(group, config), kind="stable").tolist()
-    vectors_ND = embed([group[n].text[: group[n].data["learned"]] or group[n].text for n in order])
+    vectors_ND = embed([group[n].text[:_COMPARED] for n in order])
     leaders: list[int] = []  # places in `order`
     twins: dict[int, list[Entry]] = {}
     for place, vector_D in enumerate(vectors_ND):
@@ -80,11 +81,13 @@ def prune(entries: Sequence[Entry], keep: int, config: EpisodicConfig) -> list[O
 def under_cap(embed: Embed, config: EpisodicConfig) -> Callable[[list[Entry]], list[Op]]:
   """For `Limits.merge`, called where a commit would exceed the capacity: merge, then make room.
 
-  A tenth of the capacity is freed at once, so that this is rare.
+  Only keys that get a new memory are looked through for duplicates, and a tenth of the capacity is freed at
+  once, so that this stays cheap and rare.
   """
 
   def hook(entries: list[Entry]) -> list[Op]:
-    ops = merge(entries, embed, config)
+    growing = {entry.key for entry in entries if entry.id < 0}
+    ops = merge([entry for entry in entries if entry.key in growing], embed, config)
     gone = {op.id for op in ops if isinstance(op, Remove)}
     left = [entry for entry in entries if entry.id not in gone]
     if len(left) > config.capacity:

@@ -186,20 +186,20 @@ def one(id, learned, rest, *, success=True, score=0.0):
 
 
 def test_successes_first_failures_as_a_caution_and_budgets_in_any_unit():
-  found = [one(1, "bad", "x", success=False, score=2.0), one(2, "good", "y" * 50, score=1.0)]
+  found = [one(2, "good", "y" * 50, score=1.0), one(1, "bad", "x", success=False, score=2.0)]
   wide = blocks(found, memory_budget=1000, total_budget=1000)
   assert len(wide) == 2 and wide[0].startswith("What worked") and "good\n" + "y" * 50 in wide[0]
   assert wide[1].startswith("What failed") and "bad\nx" in wide[1]
   # A memory loses its trajectory first, and what was learned last.
-  (follow,) = blocks(found[1:], memory_budget=20, total_budget=1000)
+  (follow,) = blocks(found[:1], memory_budget=20, total_budget=1000)
   assert f"good\n{'y' * 9} [cut]\n" in follow  # 4 + 1 + 9 + 6 = 20
-  (follow,) = blocks(found[1:], memory_budget=8, total_budget=1000)
+  (follow,) = blocks(found[:1], memory_budget=8, total_budget=1000)
   assert "\ngo [cut]\n" in follow
   # Too little for both: the better score has it, and no heading stands over nothing.
   assert blocks(found, memory_budget=99, total_budget=130)[0].startswith("What failed")
   assert blocks(found, memory_budget=99, total_budget=20) == ()
   # Tokens: here words.
-  found[1] = one(2, "good", "y " * 50, score=1.0)
+  found[0] = one(2, "good", "y " * 50, score=1.0)
   words = blocks(found, memory_budget=4, total_budget=99, count=lambda text: len(text.split()))
   assert "good\ny y [cut]\n" in words[0] and "bad\nx\n" in words[1]
   only = blocks(found, memory_budget=99, total_budget=999, failed_trajectory=False)
