@@ -112,7 +112,7 @@ class Episodic:
     self.close()
 
   def calibrate(self, tasks: Sequence[str]) -> Calibration:
-    """`calibrate` with this memory's embedder; put `delta` into the configuration to use it."""
+    """`calibrate` with this memory's embedder; `into` puts it into a configuration to open it with."""
     return calibrate(self.memory.embedder, tasks)
 
   # --- reading ------------------------------------------------------------------------------------

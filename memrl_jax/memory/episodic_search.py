@@ -5,6 +5,7 @@ Letters: P candidates of a query's pool, N texts, D width.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -116,6 +117,11 @@ class Calibration(NamedTuple):
   mean: float
   std: float
   pairs: int
+
+  def into(self, config: EpisodicConfig) -> EpisodicConfig:
+    """The configuration with this delta, and these constants where its sim_norm is "fixed"."""
+    fixed = {"sim_mean": self.mean, "sim_std": self.std} if config.sim_norm == "fixed" else {}
+    return dataclasses.replace(config, delta=self.delta, **fixed)
 
 
 def calibrate(

@@ -188,6 +188,16 @@ def test_z_of_q_is_clipped(make):
   assert wide.suggest("a", "q")[0].z_q == pytest.approx(4.899, abs=1e-3)
 
 
+def test_without_learning_lambda_still_looks_at_where_q_started(make):
+  """alpha 0 is not MemP: with starts by outcome the nearest memory, of a failure, loses to a success."""
+  for lambda_, first in ((0.5, 2), (0.0, 1)):
+    memory = make(alpha=0.0, lambda_=lambda_, q_success=1.0, k2=1)
+    put(memory, "0.72", success=False)
+    put(memory, "0.71")
+    put(memory, "0.3")
+    assert [one.id for one in memory.suggest("a", "q")] == [first]
+
+
 def test_lambda_moves_the_choice_one_way(make):
   """The mean Q of what is shown never falls with lambda."""
   rng = np.random.default_rng(0)
@@ -814,5 +824,8 @@ def test_calibration_is_the_80th_percentile_of_pairs(make):
   found = memory.calibrate(["q", "0.9", "0.5", "0.1", "0.9"])
   assert found.pairs == 6 and found.delta == pytest.approx(0.5)  # at .8 * 5 = 4, counted from 0
   assert found.mean == pytest.approx(2.09 / 6, abs=1e-6)
+  pool, fixed = episodic.preset("hle"), episodic.preset("hle", sim_norm="fixed")
+  assert found.into(pool).delta == found.delta and found.into(pool).sim_std is None
+  assert (found.into(fixed).sim_mean, found.into(fixed).sim_std) == (found.mean, found.std)
   with pytest.raises(ValueError, match="at least 2"):
     memory.calibrate(["q", "q"])
