@@ -9,8 +9,8 @@
   feedback    Q of every memory that was in the prompt moves towards the reward.
   remember    a finished episode becomes a memory, or a lesson.
 
-A feedback and an episode have names: given again they change nothing, also after a restart. A call that has
-returned is on the disk, as one version of the memory.
+A feedback and an episode have names: given again they change nothing, also after a restart or a rollback. A
+call that has returned is on the disk, as one version of the memory.
 """
 
 from __future__ import annotations

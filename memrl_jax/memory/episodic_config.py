@@ -94,14 +94,13 @@ class EpisodicConfig:
     for name, allowed in CHOICES.items():
       if getattr(self, name) not in allowed:
         self._refuse(name, f"choose one of {', '.join(allowed)}")
-    for name in ("k1", "k2", "key_chars", "note_chars", "trajectory_chars", "cache"):
-      self._need(name, getattr(self, name) >= 1, "it must be at least 1")
-    for name in ("memory_budget", "total_budget"):
+    counts = "k1 k2 key_chars note_chars trajectory_chars memory_budget total_budget cache"
+    for name in counts.split():
       self._need(name, getattr(self, name) >= 1, "it must be at least 1")
     for name in ("capacity", "per_key"):
-      self._need(name, (getattr(self, name) or 1) >= 1, "it must be at least 1, or None")
-    self._need("capacity", self.capacity != 0, "it must be at least 1, or None")
-    self._need("per_key", self.per_key != 0, "it must be at least 1, or None")
+      value = getattr(self, name)
+      self._need(name, value is None or value >= 1, "it must be at least 1, or None")
+    self._need("seed", self.seed >= 0, "it must not be negative")
     self._need("delta", -1 <= self.delta <= 1, "a cosine lies in [-1, 1]")
     self._need(
       "delta", self.delta < 1 or not self.strict, "no cosine is above 1; lower it, or strict=False"
