@@ -204,7 +204,9 @@ def batches(units: list[list[Turn]], recipe: Recipe, config: pack.PackConfig, se
       yield jax.tree.map(lambda *leaves: np.concatenate(leaves), *group)
 
 
-def train(recipe: Recipe, cfg: DecoderConfig, units: list[list[Turn]], seed: int, log) -> dict:
+def train(
+  recipe: Recipe, cfg: DecoderConfig, params: dict, units: list[list[Turn]], seed: int, log
+) -> dict:
   """Maximises the log-likelihood of the answers; returns the weights."""
   tx = optax.chain(
     optax.clip_by_global_norm(1.0),
@@ -229,7 +231,6 @@ def train(recipe: Recipe, cfg: DecoderConfig, units: list[list[Turn]], seed: int
 
   longest = max(len(row.sample.ids) for unit in units for row in unit)
   config = pack.PackConfig(recipe.sequences, recipe.length, recipe.rows, longest)
-  params = policy.init(jax.random.key(seed), cfg)
   opt_state = tx.init(params)
   losses, began = [], time.perf_counter()
   for number, batch in zip(range(recipe.stop), batches(units, recipe, config, seed), strict=False):
@@ -241,8 +242,10 @@ def train(recipe: Recipe, cfg: DecoderConfig, units: list[list[Turn]], seed: int
   return params
 
 
-def clone(recipe: Recipe, family, text: chat.Chat, out: pathlib.Path, seed: int, log) -> None:
-  """Plays, tokenises, trains, writes the weights (as bfloat16)."""
+def clone(
+  recipe: Recipe, family, text: chat.Chat, out: pathlib.Path, seed: int, log, start=None
+) -> None:
+  """Plays, tokenises, trains, from the checkpoint at `start` if given, writes the weights (as bfloat16)."""
   began = time.perf_counter()
   units = [tokenise(unit, text) for unit in episodes(recipe, family, seed)]
   rows = [row for unit in units for row in unit]
@@ -255,7 +258,8 @@ def clone(recipe: Recipe, family, text: chat.Chat, out: pathlib.Path, seed: int,
     text.vocab_size, layers=recipe.layers, dim=recipe.dim, mlp_dim=recipe.mlp
   )
   log(f"{cfg.parameters / 1e6:.2f} M parameters")
-  params = train(recipe, cfg, units, seed, log)
+  params = weights.load_directory(start)[1] if start else policy.init(jax.random.key(seed), cfg)
+  params = train(recipe, cfg, params, units, seed, log)
   weights.save_directory(out, cfg, params, dtype="bfloat16")
   note(out, recipe, seed, {})  # also marks the folder as one that reads the tiny tokenizer
 
@@ -321,6 +325,7 @@ def main() -> None:
   parser.add_argument("--recipe", required=True, choices=sorted(RECIPES))
   parser.add_argument("--out", type=pathlib.Path, required=True)
   parser.add_argument("--measure-only", action="store_true", help="measure the checkpoint in --out")
+  parser.add_argument("--start", type=pathlib.Path, default=None, help="go on from a checkpoint")
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--tasks", type=int, default=512)
   for field in ("steps", "stop", "trials", "layers"):
@@ -334,7 +339,7 @@ def main() -> None:
   log = functools.partial(print, flush=True)
 
   if not args.measure_only:
-    clone(recipe, family, text, args.out, args.seed, log)
+    clone(recipe, family, text, args.out, args.seed, log, args.start)
   cfg, params = weights.load_directory(args.out)  # measured is what will be shipped
   measured = {}
   lasting = recipe.rounds or recipe.source
