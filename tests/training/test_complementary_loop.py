@@ -16,8 +16,11 @@ from memrl_jax.training import extractor, folder, loop, metrics
 def config(**changes):
   out = complementary_rooms.get_config("smoke")
   out.train.updates = 4
-  out.train.group_size = 4
+  out.train.group_size = 8
   out.eval.tasks = 4
+  out.env.kind = "maze"  # small and with one hatch, so that some attempts succeed
+  out.env.side = 5
+  out.env.choices = 1
   out.env.turns = 6
   out.method.warmup = 1
   out.experience.merge_every = 2
@@ -61,12 +64,10 @@ def whole(request, tmp_path_factory):
 def test_both_models_learn_from_what_the_other_does(whole):
   _, place = whole
   numbers = metrics.read(place.metrics)
-  assert (
-    numbers[0]["rollout/guided_trials"] == 0
-  )  # warm-up: nobody is guided, the actor does not train
+  assert numbers[0]["rollout/guided_trials"] == 0  # warm-up
   assert "train/loss" not in numbers[0] and "train/loss" in numbers[-1]
   assert numbers[-1]["bank/entries"] > 0 and numbers[-1]["extractor/updates"] > 0
-  assert max(n["train/logp_gap_max"] for n in numbers[1:]) < 1e-4
+  assert max(n.get("train/logp_gap_max", 0.0) for n in numbers) < 1e-4
   ended = metrics.read(place.eval)[-1]["arms"]
   assert ended["memory"]["given"] > 0 == ended["none"]["given"]
 
@@ -116,8 +117,8 @@ def test_old_samples_are_corrected_by_their_ratio(tmp_path):
   place = run(
     tmp_path / "run",
     **{
-      "train.updates": 8, "extractor.optim.learning_rate": 0.003, "extractor.optim.beta2": 0.9,
-      "experience.batch": 1, "experience.window": 0,
+      "train.updates": 10, "extractor.optim.learning_rate": 0.003, "extractor.optim.beta2": 0.9,
+      "experience.batch": 3, "experience.capacity": 8,
     },
   )  # fmt: skip
   trained = [n for n in metrics.read(place.metrics) if n.get("extractor/version_lag", 0) > 0]
