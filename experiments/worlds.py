@@ -11,7 +11,8 @@ from experiments.recipes import Config
 
 
 def rooms(config: Config, variant: str) -> None:
-  """Key rooms in fog: what a theme hides is knowledge, what to do with it is skill; minutes on a laptop."""
+  """Mazes in fog whose themes hide the way out in one place each; three hatches, one leads out. On a laptop
+  5x5."""
   recipes._check(variant)
   if variant == "paper":
     recipes._paper(config)
@@ -19,6 +20,9 @@ def rooms(config: Config, variant: str) -> None:
   else:
     _rooms_laptop(config)
     config.env.family = 0  # [us]: reserved, never imitated
+    config.env.kind = "maze"  # [T]: key rooms are solved ten times less often, and show less
+    config.env.side = 5
+    config.env.choices = 3
   if variant == "smoke":
     recipes._smoke(config)
 
@@ -27,7 +31,7 @@ def _rooms_laptop(config: Config) -> None:
   """Sizes for the tiny actor of the rooms."""
   recipes._laptop(config)
   config.model.checkpoint = "tiny:rooms"
-  config.train.updates = 60
+  config.train.updates = 80
   config.optim.learning_rate = 3e-4  # [T]
   config.loss.aggregate = "token_mean"
   config.sampling.play_tokens = 8  # an action is up to 5 tokens
@@ -166,7 +170,7 @@ def complementary(config: Config, variant: str) -> None:
   config.extractor.optim.beta2 = 0.99
   config.extractor.optim.weight_decay = 0.0
   if "rooms" in config.model.checkpoint:
-    _rooms_extractor(config, variant)
+    _rooms_extractor(config)
   else:
     config.method.warmup = 1
     config.experience.merge_every = 1
@@ -177,19 +181,21 @@ def complementary(config: Config, variant: str) -> None:
     config.experience.buffer = 64
 
 
-def _rooms_extractor(config: Config, variant: str) -> None:
-  """The tiny extractor; sizes of the bank for some 60 updates of 64 trials."""
+def _rooms_extractor(config: Config) -> None:
+  """The tiny extractor; sizes of the bank for some 80 updates of 64 trials."""
   config.extractor.model.checkpoint = "tiny:rooms_writer"
-  config.extractor.optim.learning_rate = 3e-4  # [T]
+  config.extractor.optim.learning_rate = 2e-4  # [T]: at 1e-3 its answers cease to be readable
   config.extractor.engine.buckets = (64, 128, 256)
   config.extractor.pack.length = 256
+  config.method.query = "goal"  # the map says nothing about what is hidden
   config.method.warmup = 2  # [us]: 64 trials write enough
-  config.experience.capacity = 256  # [us], with the next
+  config.method.imitate_every = 1  # [T]: without it nothing moves into the weights of the free part
+  config.experience.capacity = 256  # [us], with the next two
   config.experience.evict = "utility"
   config.experience.merge_lanes = 8
   config.experience.chars = 200
-  config.experience.cool_down = 1  # [T]: fewer generations read than 3 * 64
-  del variant
+  config.experience.batch = 32  # [T]: an update reads some 20 generations; with 64 it waits too long
+  config.experience.cool_down = 1
 
 
 def _papers(config: Config, *, turns: int, updates: int, tokens: int, context: int) -> None:
