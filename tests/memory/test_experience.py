@@ -1,5 +1,6 @@
 """The experience bank: replies that may hold anything, retrieval that moves on, pay that adds up."""
 
+import contextlib
 import json
 import pathlib
 import tempfile
@@ -411,3 +412,47 @@ def test_a_resumed_bank_goes_on_as_if_nothing_had_happened(tmp_path):
   for name, array in expected[0].items():
     np.testing.assert_array_equal(got[0][name], array)
     assert got[0][name].dtype == array.dtype
+
+
+@pytest.mark.parametrize(
+  ("reply", "operations"),
+  [
+    ("<remark>add:go left</remark>", [("add", (), "go left")]),
+    ("<remark>update 2:go left</remark>", [("update", (1,), "go left")]),
+    ("x<remark>\nadd:a\nupdate 1:b\n</remark>", [("add", (), "a"), ("update", (0,), "b")]),
+    ("<remark>return</remark>", []),
+    ("<remark>add:a\nreturn\nnonsense</remark>", [("add", (), "a")]),
+  ],
+)
+def test_the_short_notation_says_what_json_says(reply, operations):
+  parsed = replies.parse(reply, 2, max_ops=3, chars=100)
+  assert not parsed.reason and [tuple(op) for op in parsed.operations] == operations
+
+
+@pytest.mark.parametrize(
+  "reply",
+  ["<remark>add:</remark>", "<remark>update:a</remark>", "<remark>update 3:a</remark>", "add:a",
+   "<remark>add:a\nmerge 1 2:b</remark>", "<remark>go (1,2)</remark>", "<remark></remark>"],
+)  # fmt: skip
+def test_a_reply_in_the_short_notation_is_valid_as_a_whole_or_not_at_all(reply):
+  parsed = replies.parse(reply, 2, max_ops=3, chars=100)
+  assert parsed.reason and not parsed.operations
+
+
+def test_merges_in_the_short_notation():
+  parsed = replies.parse_merge("<remark>merge 1 3:both\ndiscard 2\nkeep 4</remark>", 4, chars=100)
+  found = [(op.kind, op.places, op.text) for op in parsed.operations]
+  assert found == [("merge", (0, 2), "both"), ("discard", (1,), ""), ("keep", (3,), "")]
+  assert replies.parse_merge("<remark>merge 1:one</remark>", 4, chars=100).reason
+
+
+def test_lanes_share_the_entries_of_a_scope_out():
+  config = experience.ExperienceConfig(merge_lanes=2, merge_chunk=3)
+  with contextlib.closing(experience.ExperienceBank.open(None, embed.Hash(64), config)) as bank:
+    ids = bank.put("s", [("q", f"entry {n}") for n in range(8)])
+    chunks = [bank.chunk("s", lane=lane) for lane in (0, 1)]
+    assert [[e.id % 2 for e in chunk] for chunk in chunks] == [[0] * 3, [1] * 3]
+    later = bank.chunk("s", after=max(e.id for e in chunks[0]), lane=0)
+    assert later == [] and len(ids) == 8  # one alone is left
+    carried = bank.chunk("s", (chunks[0][0].id,), chunks[0][-1].id, 0)
+    assert carried[0].id == chunks[0][0].id
