@@ -330,9 +330,10 @@ def main() -> None:
   parser.add_argument("--tasks", type=int, default=512)
   for field in ("steps", "stop", "trials", "layers"):
     parser.add_argument(f"--{field}", type=int, default=None)
+  parser.add_argument("--player", default=None, help="who is imitated")
   args = parser.parse_args()
   recipe = RECIPES[args.recipe]
-  given = {f: getattr(args, f) for f in ("steps", "stop", "trials", "layers")}
+  given = {f: getattr(args, f) for f in ("steps", "stop", "trials", "layers", "player")}
   recipe = dataclasses.replace(recipe, **{f: v for f, v in given.items() if v is not None})
   family = env_base.family(recipe.family)
   text = chat.load(tiny.tokenizer_directory())
