@@ -9,7 +9,7 @@ frozen dataclasses that check themselves. Whatever is wrong is one sentence in a
     config.method   name, and the options of that method
     config.eval     `options` and `harder.<name>` hold options of the environment; so does config.adapt
     config.model, lora, sampling, engine, remote, credit, loss, optim, pack, mesh, memory, tips, novelty,
-    experience, manager, extractor (with sections of its own), train, guard
+    episodic, experience, manager, extractor (with sections of its own), train, guard
 """
 
 from __future__ import annotations
@@ -183,6 +183,8 @@ def parse(key: str, kind: Any, text: str) -> Any:
   Raises:
     ValueError: it spells none.
   """
+  if _optional(kind) is not None:
+    return None if text.lower() == "none" else parse(key, _optional(kind), text)
   if kind is str:
     return text
   if kind is bool and text.lower() in ("true", "false"):
@@ -198,6 +200,12 @@ def parse(key: str, kind: Any, text: str) -> Any:
   raise ValueError(f"config.{key} takes {_expected(kind)}, not {text!r}")
 
 
+def _optional(kind: Any) -> Any:
+  """X, where the type is X or None; None for any other."""
+  parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else ()
+  return parts[0] if len(parts) == 2 and parts[1] is type(None) else None
+
+
 def _number(kind: type, text: str) -> int | float | None:
   """The finite number that `text` spells; None if it spells none."""
   try:
@@ -208,6 +216,8 @@ def _number(kind: type, text: str) -> int | float | None:
 
 
 def _expected(kind: Any) -> str:
+  if _optional(kind) is not None:
+    return f"{_expected(_optional(kind))}, or none"
   if typing.get_origin(kind) is tuple:
     words = {int: "whole numbers", float: "numbers", str: "words"}
     return f"{words[typing.get_args(kind)[0]]} separated by commas"
@@ -283,6 +293,8 @@ def _checked(key: str, parent: Mapping[str, Any], kind: Any, known: dict[str, An
 
 def _typed(key: str, kind: Any, value: Any) -> Any:
   """The value; a whole number becomes a float, and a list a tuple, where the type asks for it."""
+  if _optional(kind) is not None:
+    return None if value is None else _typed(key, _optional(kind), value)
   if typing.get_origin(kind) is tuple and isinstance(value, list | tuple):
     return tuple(_typed(key, typing.get_args(kind)[0], part) for part in value)
   if kind is float and isinstance(value, int) and not isinstance(value, bool):

@@ -225,6 +225,7 @@ _MODULES = {
   "alfworld": "memrl_jax.envs.alfworld",
   "bigcodebench": "memrl_jax.envs.bigcodebench",
   "darkroom": "memrl_jax.envs.darkroom",
+  "hints": "memrl_jax.envs.hints",
   "hle": "memrl_jax.envs.hle",
   "lab": "memrl_jax.envs.lab",
   "lifelong_db": "memrl_jax.envs.lifelong_db",

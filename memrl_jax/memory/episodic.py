@@ -169,14 +169,15 @@ class Episodic:
 
   def prompt(self, suggestions: Sequence[Suggestion], count=len) -> tuple[str, ...]:
     """`episodic_prompt.blocks` with this memory's budgets, which `count` counts."""
-    config = self.config
-    return episodic_prompt.blocks(
-      suggestions,
-      memory_budget=config.memory_budget,
-      total_budget=config.total_budget,
-      failed_trajectory=config.failed_trajectory,
-      count=count,
-    )
+    return episodic_prompt.blocks(suggestions, **self._budgets(), count=count)
+
+  def texts(self, suggestions: Sequence[Suggestion], count=len) -> list[episodic_prompt.Part]:
+    """`episodic_prompt.parts`: the same, a memory at a time."""
+    return episodic_prompt.parts(suggestions, **self._budgets(), count=count)
+
+  def _budgets(self) -> dict[str, Any]:
+    names = ("memory_budget", "total_budget", "failed_trajectory")
+    return {name: getattr(self.config, name) for name in names}
 
   # --- learning -----------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ CHOICES = {
   "q_norm": ("pool", "none"),
   "explore": ("none", "epsilon", "ucb", "thompson"),
   "step": ("constant", "1/n"),
-  "build": ("trajectory", "script", "proceduralization"),
+  "build": ("trajectory", "script", "proceduralization", "note"),
   "update": ("vanilla", "validation", "adjustment"),
   "adjust": ("append", "in_place"),
 }

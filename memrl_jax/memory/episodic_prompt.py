@@ -63,6 +63,13 @@ def plain(text: str) -> str:
   return _OPENS.sub(lambda found: "‹" if found[0] == "<" else "(", _CONTROL.sub("", text)).strip()
 
 
+class Part(NamedTuple):
+  """A memory as it is shown; the first of its kind has the heading of its block above it."""
+
+  suggestion: Suggestion
+  text: str
+
+
 def blocks(
   suggestions: Sequence[Suggestion],
   *,
@@ -71,7 +78,29 @@ def blocks(
   failed_trajectory: bool = True,
   count: Callable[[str], int] = len,
 ) -> tuple[str, ...]:
-  """At most two texts: those of successes, those of failures; () where there is nothing to show.
+  """`parts` joined to at most two texts: of successes, of failures; () where there is nothing to show."""
+  shown = parts(
+    suggestions,
+    memory_budget=memory_budget,
+    total_budget=total_budget,
+    failed_trajectory=failed_trajectory,
+    count=count,
+  )
+  kinds = (
+    [part.text for part in shown if part.suggestion.success is kind] for kind in (True, False)
+  )
+  return tuple("\n".join(texts) for texts in kinds if texts)
+
+
+def parts(
+  suggestions: Sequence[Suggestion],
+  *,
+  memory_budget: int,
+  total_budget: int,
+  failed_trajectory: bool = True,
+  count: Callable[[str], int] = len,
+) -> list[Part]:
+  """What is shown of each memory that fits, those of successes first, in the order given.
 
   Each memory costs at most `memory_budget` and the blocks, joined by an empty line, at most
   `total_budget`, as `count` counts (characters, or a tokenizer's tokens).
@@ -89,13 +118,14 @@ def blocks(
 
     def fits(size: int, place=place, render=render) -> bool:
       text = render(size)
-      whole = "\n\n".join(_blocks(suggestions, shown | {place: text}))
+      found = _parts(suggestions, shown | {place: text})
+      whole = "\n\n".join(part.text for part in found)
       return count(text) <= memory_budget and count(whole) <= total_budget
 
     size = _largest(len(learned) + len(rest), fits)
     if size:
       shown[place] = render(size)
-  return _blocks(suggestions, shown)
+  return _parts(suggestions, shown)
 
 
 def _memory(learned: str, rest: str, size: int, images: tuple[str, ...]) -> str:
@@ -108,14 +138,14 @@ def _memory(learned: str, rest: str, size: int, images: tuple[str, ...]) -> str:
   return text
 
 
-def _blocks(suggestions: Sequence[Suggestion], shown: dict[int, str]) -> tuple[str, ...]:
+def _parts(suggestions: Sequence[Suggestion], shown: dict[int, str]) -> list[Part]:
   found = []
   for heading, success in ((FOLLOW, True), (AVOID, False)):
-    mine = [shown[place] for place in sorted(shown) if suggestions[place].success == success]
-    if mine:
-      texts = [f'<memory number="{n}">\n{text}\n</memory>' for n, text in enumerate(mine, 1)]
-      found.append("\n".join([heading, *texts]))
-  return tuple(found)
+    mine = [place for place in sorted(shown) if suggestions[place].success == success]
+    for number, place in enumerate(mine, 1):
+      text = f'<memory number="{number}">\n{shown[place]}\n</memory>'
+      found.append(Part(suggestions[place], f"{heading}\n{text}" if number == 1 else text))
+  return found
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:

@@ -3,6 +3,8 @@
 build    trajectory         the task and what was done
          script             a short plan that a language model abstracts from it
          proceduralization  the plan, then the trajectory
+         note               what the model has said about it and nothing else, for models that write in
+                            a notation of their own (nobody is asked: the episode brings its note)
 update   vanilla            successes and failures are built alike
          validation         failures are dropped
          adjustment         a failure becomes a reflection with its trajectory, as a memory of its own
@@ -84,7 +86,9 @@ def kept(config: EpisodicConfig, episode: Episode) -> bool:
 def request(config: EpisodicConfig, episode: Episode) -> list[Message] | None:
   """What a language model is asked about an episode; None where it is not needed."""
   reflects = not episode.success and config.update == "adjustment"
-  if not kept(config, episode) or (config.build == "trajectory" and not reflects):
+  if config.build == "note" or not kept(config, episode):
+    return None
+  if config.build == "trajectory" and not reflects:
     return None
   verdict = "success" if episode.success else "failure"
   story = f"Task:\n{plain(episode.task)}\n\nOutcome: {verdict}\n\nEpisode:\n{_trajectory(config, episode)}"
@@ -111,6 +115,8 @@ def notes(
       found[n] = Kept(episode.id, None, BEFORE)
     elif not kept(config, episode):
       found[n] = Kept(episode.id, None, "failures are not kept")
+    elif config.build == "note":
+      found[n] = plain(episode.note or "") or Kept(episode.id, None, "it came without a note")
     elif messages is not None and episode.note is not None:
       found[n] = plain(episode.note) or Kept(episode.id, None, "its note is empty")
     elif messages is not None:
@@ -136,6 +142,9 @@ def notes(
 
 def text(config: EpisodicConfig, episode: Episode, note: str) -> Text:
   """A new memory: the task and what was learned, then the trajectory unless it is abstracted away."""
+  if config.build == "note":
+    said = plain(note)[: config.note_chars]
+    return Text(said, len(said))
   reflects = not episode.success and config.update == "adjustment"
   task = f"Task: {intent(config, episode.task)}"
   label = "Lesson" if reflects else "Plan"

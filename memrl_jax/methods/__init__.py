@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memrl_jax.methods import base, baselines, complementary, empo2, lamer, retrospex
+from memrl_jax.methods import base, baselines, complementary, empo2, lamer, memrl, retrospex
 from memrl_jax.rollout import credit
 
 # Method name -> the estimators it may use; None: a frozen model, nothing is trained.
@@ -15,6 +15,7 @@ METHODS: dict[str, tuple[str, ...] | None] = {
   "grpo": ("grpo",),
   "rloo": ("rloo",),
   "ppo": ("ppo",),
+  "memrl": None,
   "reflexion": None,
   "retrospex": None,
   "zeroshot": None,
@@ -31,6 +32,7 @@ Config = (
   lamer.LamerConfig
   | empo2.Empo2Config
   | complementary.ComplementaryConfig
+  | memrl.MemrlConfig
   | retrospex.RetrospexConfig
   | baselines.BaselineConfig
 )
@@ -46,6 +48,8 @@ def config_type(name: str) -> type[Config]:
     return empo2.Empo2Config
   if name == "complementary":
     return complementary.ComplementaryConfig
+  if name == "memrl":
+    return memrl.MemrlConfig
   if name == "retrospex":
     return retrospex.RetrospexConfig
   return lamer.LamerConfig if name in ("lamer", "reflexion") else baselines.BaselineConfig
@@ -75,6 +79,10 @@ def make(
     if memory is None:
       raise ValueError("Complementary RL needs a bank; open one (training.memories) and pass it")
     return complementary.make(config, credit_config, shape, memory, per_token)
+  if isinstance(config, memrl.MemrlConfig):
+    if memory is None:
+      raise ValueError("MemRL needs a memory; open one (training.memories) and pass it")
+    return memrl.make(config, memory)
   if isinstance(config, retrospex.RetrospexConfig):
     if memory is None:
       raise ValueError("Retrospex needs a memory; make one (training.memories) and pass it")

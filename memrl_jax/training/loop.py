@@ -37,22 +37,37 @@ from memrl_jax.training.settings import Settings
 from memrl_jax.types import Trial
 
 MASKED_ALARM = 0.2  # share of masked tokens that is worth a word
-TRAIN, EVALUATE, SHUFFLE, MODE = 0, 1, 2, 3  # streams of randomness under the run's seed
+TRAIN, EVALUATE, SHUFFLE, MODE, TASKS = 0, 1, 2, 3, 4  # streams of randomness under the run's seed
 
 
 def plan(settings: Settings, update: int) -> list[Trial]:
   """The trials of one update: `groups` tasks, `group_size` trials each; a function of seed and update."""
-  rng = np.random.default_rng([settings.seed, TRAIN, update])
-  parts = env_base.family(settings.env.name).parts(settings.env.options)  # of a mix, dealt in turn
-  low, high = env_base.TRAIN_SEEDS
-  rounds = rng.choice(np.arange(low, high // parts), size=settings.train.groups, replace=False)
-  turns = (update * settings.train.groups + np.arange(settings.train.groups)) % parts
-  seeds = (rounds * parts + turns).tolist()
+  seeds = _seeds(settings, update)
   return [
     Trial(settings.env.name, seed, group, index, update=update)
     for group, seed in enumerate(seeds)
     for index in range(settings.train.group_size)
   ]
+
+
+def _seeds(settings: Settings, update: int) -> list[int]:
+  """The tasks of one update: new ones, or the next of a round over the run's own."""
+  train, number = settings.train, settings.train.groups
+  if train.tasks:
+    rounds, place = divmod(update, train.tasks // train.groups)
+    every = _draw(settings, np.random.default_rng([settings.seed, TASKS]), train.tasks, 0)
+    order = np.random.default_rng([settings.seed, TASKS, rounds]).permutation(train.tasks)
+    return [every[n] for n in order[place * number : (place + 1) * number]]
+  rng = np.random.default_rng([settings.seed, TRAIN, update])
+  return _draw(settings, rng, number, update * number)
+
+
+def _draw(settings: Settings, rng: np.random.Generator, number: int, first: int) -> list[int]:
+  """Different training tasks; those of a mix come from its parts in turn, from turn `first` on."""
+  parts = env_base.family(settings.env.name).parts(settings.env.options)
+  low, high = env_base.TRAIN_SEEDS
+  rounds = rng.choice(np.arange(low, high // parts), size=number, replace=False)
+  return (rounds * parts + (first + np.arange(number)) % parts).tolist()
 
 
 class Run:

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from memrl_jax.memory import bank, embed, experience, manager, novelty, tips, transfer
-from memrl_jax.methods import base, complementary, empo2, retrospex
+from memrl_jax.memory import bank, embed, episodic, experience, manager, novelty, tips, transfer
+from memrl_jax.methods import base, complementary, empo2, memrl, retrospex
 from memrl_jax.models import policy
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.sampling import chat
@@ -63,6 +63,10 @@ def of_method(
   """What the run's own method remembers; transitions of Retrospex live in its checkpoints alone."""
   if isinstance(settings.method, complementary.ComplementaryConfig):
     return experiences(settings, embedding, folder)
+  if isinstance(settings.method, memrl.MemrlConfig):
+    return memrl.Episodes(
+      settings.method, episodic.Episodic.open(folder, embedding, settings.episodic)
+    )
   if isinstance(settings.method, retrospex.RetrospexConfig):
     return retrospex.Remembered(settings.method, embedding, settings.seed, settings.train.updates)
   return remembered(settings, embedding, folder)

@@ -13,8 +13,8 @@ from typing import Any
 from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import pool
-from memrl_jax.memory import experience, manager, novelty, tips
-from memrl_jax.methods import complementary
+from memrl_jax.memory import episodic_config, experience, manager, novelty, tips
+from memrl_jax.methods import complementary, memrl
 from memrl_jax.models import lora, tiny, weights
 from memrl_jax.rollout import credit, pack, policies
 from memrl_jax.sampling import chat, engine, remote
@@ -94,11 +94,13 @@ class ModelSettings:
 class TrainSettings:
   """One update: `groups` tasks x `group_size` trials, then `minibatches` optimiser steps.
 
+  tasks: a run has so many tasks, played in rounds whose order is drawn anew; 0: an update draws new ones.
   eval_every, checkpoint_every, rollouts_every: in updates; 0 means never (but for the last update).
   keep: checkpoints kept.
   """
 
   updates: int = 40
+  tasks: int = 0
   groups: int = 8
   group_size: int = 8
   minibatches: int = 2
@@ -110,13 +112,18 @@ class TrainSettings:
 
   def __post_init__(self):
     for name, low in (
-      ("updates", 0), ("groups", 1), ("group_size", 1), ("minibatches", 1), ("concurrency", 1),
+      ("updates", 0), ("tasks", 0), ("groups", 1), ("group_size", 1), ("minibatches", 1), ("concurrency", 1),
       ("eval_every", 0), ("checkpoint_every", 0), ("rollouts_every", 0), ("keep", 1),
     ):  # fmt: skip
       if getattr(self, name) < low:
         raise ValueError(
           f"{name} must be at least {low}, not {getattr(self, name)} (config.train.{name})"
         )
+    if self.tasks % self.groups:
+      raise ValueError(
+        f"{self.tasks} tasks are no whole number of updates of {self.groups}; choose config.train.tasks "
+        "divisible by config.train.groups"
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,6 +317,7 @@ class Settings:
   memory: MemorySettings
   tips: tips.TipConfig
   novelty: novelty.NoveltyConfig
+  episodic: episodic_config.EpisodicConfig
   experience: experience.ExperienceConfig
   manager: manager.ManagerConfig
   extractor: ExtractorSettings
@@ -325,6 +333,8 @@ class Settings:
     self._check_memory()
     if isinstance(self.method, complementary.ComplementaryConfig):
       self._check_extractor(self.method)
+    if isinstance(self.method, memrl.MemrlConfig):
+      self._check_episodic(self.method)
     self._check_sizes()
 
   @property
@@ -410,6 +420,13 @@ class Settings:
       raise ValueError(
         "turns in which the actor asked cannot be imitated without experience; set config.method.questions or "
         "config.method.imitate_every to 0"
+      )
+
+  def _check_episodic(self, method: memrl.MemrlConfig) -> None:
+    if (method.note == "tip") != (self.episodic.build == "note"):
+      raise ValueError(
+        "an environment's own notation for tips and memories that hold nothing else go together; set "
+        "config.method.note=tip with config.episodic.build=note, or neither"
       )
 
   def _check_sizes(self) -> None:
