@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import time
 from typing import Any
@@ -21,6 +22,7 @@ from memrl_jax.runtime.memory import TENANT, Refused
 from memrl_jax.runtime.tenants import Caller, Keys
 from memrl_jax.sampling import remote
 
+_LOG = logging.getLogger("memrl_jax.runtime")
 PUBLIC = ("/", "/page.js", "/page.css", "/healthz", "/openapi.json")
 LINES = "application/x-ndjson"
 _SAFE = {
@@ -84,12 +86,9 @@ class Gate:
       await self._app(scope, _replay(body, receive), answer)
     except Stop as error:
       await refuse(answer, error.code, str(error), error.headers)
-    except Refused as error:  # the keys cannot be read
-      await refuse(
-        answer,
-        503,
-        f"the service has a problem with its keys; tell its operator ({type(error).__name__})",
-      )
+    except Refused as error:
+      _LOG.error("nobody is let in: %s", error)
+      await refuse(answer, 503, "the service cannot read its keys; tell its operator", {})
     finally:
       if entered:
         self._limits.leave(caller.tenant)

@@ -1,11 +1,13 @@
 """The HTTP service: its own routes, keys, isolation, limits, and how it refuses."""
 
+import contextlib
 import json
 import pathlib
 import socket
 import threading
 import time
 
+import httpx2
 import pytest
 
 pytest.importorskip("fastapi", reason="the service needs the extra `runtime`")
@@ -15,11 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memrl_jax import runtime
+from memrl_jax.memory import embed
 from memrl_jax.runtime import __main__ as cli
 from memrl_jax.runtime import client
 from memrl_jax.runtime.limits import Limits
 from memrl_jax.runtime.tenants import Keys
-from tests.runtime.serving import bearer, learn, serving
+from tests.runtime.serving import CONFIG, bearer, learn, serving
 
 TASK = "put a clean apple in the fridge"
 SECRET = "the vault opens with 4711"
@@ -107,7 +110,7 @@ def test_keys_are_needed_hashed_and_revoked_while_it_runs(tmp_path):
   with serving(tmp_path) as http:
     wrong = [
       {},
-      bearer(""),
+      {"Authorization": "Bearer"},
       bearer(key + "x"),
       bearer(key[:-1]),
       {"Authorization": key},
@@ -269,25 +272,25 @@ def test_no_query_makes_it_fail(open_service, path, query):
 
 
 def test_feedback_under_way_is_finished_before_it_stops(tmp_path):
-  done, ids = [], []
+  answers, ids = {}, []
+
+  def send(url, id):
+    body = {"id": id, "reward": 1.0, "trajectory": f"t{id}"}
+    with contextlib.suppress(httpx2.TransportError):
+      answers[id] = httpx2.post(url, json=body, trust_env=False, timeout=30).status_code
+
   with serving(tmp_path) as http:
     ids = [http.post("/suggest", json={"task": f"{TASK} {n}"}).json()["id"] for n in range(8)]
-
-    def send(id):
-      answer = http.post("/feedback", json={"id": id, "reward": 1.0, "trajectory": f"t{id}"})
-      if answer.status_code == 200:
-        done.append(id)
-
-    threads = [threading.Thread(target=send, args=(id,)) for id in ids]
+    url = f"{http.base_url}/feedback".replace("//feedback", "/feedback")
+    threads = [threading.Thread(target=send, args=(url, id)) for id in ids]
     [thread.start() for thread in threads]
-    time.sleep(0.05)
+    while not answers:
+      time.sleep(0.001)
   [thread.join() for thread in threads]
-  with runtime.open(
-    tmp_path / "tenants" / "default",
-    embedder=__import__("memrl_jax.memory.embed", fromlist=["Hash"]).Hash(64),
-  ) as memory:
-    assert done and memory.memories()["total"] >= len(done)
-    assert all(memory.feedback(id, 1.0).repeated for id in done)
+  assert set(answers.values()) == {200}
+  with runtime.open(tmp_path / "tenants" / "default", CONFIG, embedder=embed.Hash(64)) as memory:
+    assert memory.memories()["total"] >= len(answers)
+    assert all(memory.feedback(id, 1.0).repeated for id in answers)
 
 
 def test_beyond_loopback_a_key_comes_first(tmp_path, capsys):
@@ -300,7 +303,7 @@ def test_the_command_line_does_the_same_in_a_folder_and_at_a_service(tmp_path, c
   def run(*argv, code=0):
     assert cli.main([str(word) for word in argv]) == code
     out, err = capsys.readouterr()
-    return json.loads(out) if code == 0 and out.startswith("{") else out + err
+    return json.loads(out) if code == 0 and out.startswith("{\n") else out + err
 
   folder = tmp_path / "tenants" / "a"
   key = run("tenant", "add", tmp_path, "a")["key"]
