@@ -22,11 +22,8 @@ METHODS: dict[str, tuple[str, ...] | None] = {
   "react": None,
 }
 
-REMEMBERING = (
-  "empo2",
-  "complementary",
-  "retrospex",
-)  # methods with a memory outside of the context
+# Methods with a memory outside of the context.
+REMEMBERING = ("empo2", "complementary", "memrl", "retrospex")
 
 Config = (
   lamer.LamerConfig

@@ -180,7 +180,7 @@ class Episodes:
       if self.config.writes:
         self.memory.remember(place, [episode(one, one.success_by(1)) for one in mine])
     for one in done:
-      self._solved.setdefault(one.task, []).append(one.success_by(1))
+      self._solved.setdefault(f"{one.task} {one.seed}", []).append(one.success_by(1))
     places = dict.fromkeys(one.story.scope for one in done)
     numbers = self.epochs()
     whole = numbers.get("epoch/rounds", 0.0) > self._rounds
