@@ -48,10 +48,12 @@ def run(updates: int, schedule: str) -> dict[str, float]:
   config.extractor.schedule = schedule
   config.manager.deterministic = schedule != "async"
   settings = base.settings(config, "complementary_rooms", "laptop")
-  with tempfile.TemporaryDirectory() as temporary:
-    with folder.RunFolder.create(pathlib.Path(temporary) / "run", config.to_dict(), False) as place:
-      loop.train(settings, place, quiet=True)
-      timing, numbers = metrics.read(place.timing), metrics.read(place.metrics)
+  with (
+    tempfile.TemporaryDirectory() as temporary,
+    folder.RunFolder.create(pathlib.Path(temporary) / "run", config.to_dict(), False) as place,
+  ):
+    loop.train(settings, place, quiet=True)
+    timing, numbers = metrics.read(place.timing), metrics.read(place.metrics)
   kept = timing[LEFT_OUT:]
   seconds = [row["seconds/rollout"] + row["seconds/learn"] for row in kept]
   return {
