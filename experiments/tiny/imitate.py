@@ -12,7 +12,7 @@ imitation.json (recipe and measurement). Recipes and results: experiments/tiny/R
 A recipe with `rounds` makes a warm start for a lasting memory instead (tips.py): single attempts, with
 tips of earlier ones. Its gate: a perfect tip raises success by .3, the tips of failures do not lower it.
 One with a `source` is for experience that a second model writes (entries.py, entry_gates.py): the actor
-that reads it, or the writer.
+that reads it, or the writer; or a frozen model that follows hints (hinted.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import jax
 import numpy as np
 import optax
 
-from experiments.tiny import entries, entry_gates, tips
+from experiments.tiny import entries, entry_gates, hinted, tips
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import panel, pool
 from memrl_jax.methods import baselines, lamer
@@ -52,7 +52,7 @@ class Recipe:
 
   `mixes`: (share of trials, environment options) of the tasks. `rounds`: with tips, so many times
   `trials` episodes; `evaluate` and `also` are the options that are measured, besides the mixes.
-  `source`: "actor" or "writer" of entries, `trials` episodes for each of the mixes.
+  `source`: "actor" or "writer" of entries, or "hints", `trials` episodes for each of the mixes.
   """
 
   family: str
@@ -84,6 +84,7 @@ _ROOMS = [
   for kind in ("key", "maze")
 ]
 _ROOMS_MIXES = tuple((1 / len(_ROOMS), options) for options in _ROOMS)
+_TOWNS = tuple((1 / 96, (("town", i),)) for i in range(8, 104))  # none below hints_world.RESERVED
 _ROOMS_DEV = dict(evaluate=(("kind", "key"),), also=((("kind", "maze"),),))
 RECIPES = {
   "darkroom": Recipe(
@@ -93,6 +94,12 @@ RECIPES = {
       (0.4, (("start", "random"), ("split", "train"))),
     ),
     trials=9_000, steps=1000, stop=850, learning_rate=2e-3, layers=3, length=128,
+  ),
+  "hints": Recipe(
+    family="hints", source="hints", mixes=_TOWNS, evaluate=(("town", 0),),
+    also=((("town", 0), ("split", "heldout")), (("town", 5),)),
+    trials=64, steps=1800, stop=1800, learning_rate=2e-3, layers=4, length=192, rows=12, sequences=8,
+    memory_share=0.65,
   ),
   "lab": Recipe(
     family="lab",
@@ -167,7 +174,9 @@ def episodes(recipe: Recipe, family: env_base.Family, seed: int) -> list[list[Tu
   """Rows to imitate, by what is drawn together: an episode where its rows share beginnings, else a row."""
   if recipe.source:
     options = [family.options(**dict(changes)) for _, changes in recipe.mixes]
-    make = {"actor": entries.actor, "writer": entries.writer}[recipe.source]
+    make = {"actor": entries.actor, "writer": entries.writer, "hints": hinted.episodes}[
+      recipe.source
+    ]
     return make(family, options, family.players[recipe.player], recipe.trials, seed)
   units = [trial.turns for trial in play(recipe, family, seed)]
   return units if recipe.rounds else [[row] for unit in units for row in unit]
@@ -274,13 +283,13 @@ def measure(
   family, changes, cfg, params, text: chat.Chat, tasks: int, seed: int, memory: str = "attempts"
 ) -> dict:
   """What the checkpoint does on the dev half, at temperature .7: pass@k of the memory and the memoryless
-  arm, or (memory "tips") success by what tips it is given; "actor" and "writer" at other temperatures too."""
+  arm, or (memory "tips") success by what tips it is given; "actor", "writer" and "hints" at other temperatures too."""
   options = family.options(**dict(changes))
   seeds = [int(s) for s in panel.load(f"{family.name}-v1").dev[:tasks]]
   sampler = engine.Engine(cfg, params, engine.EngineConfig(slots=128))
-  if memory in ("actor", "writer"):
-    gate = {"actor": entry_gates.actor, "writer": entry_gates.writer}[memory]
-    return gate(family, options, sampler, text, seeds, seed)
+  gates = {"actor": entry_gates.actor, "writer": entry_gates.writer, "hints": hinted.gate}
+  if memory in gates:
+    return gates[memory](family, options, sampler, text, seeds, seed)
   sampling = policies.SamplingConfig(0.7, 1.0, 0, 16, 24)
   language = policies.LanguagePolicy(sampler, text, sampling, max(sampler.config.buckets))
   if memory == "tips":
