@@ -14,6 +14,7 @@ import functools
 import json
 import os
 import pathlib
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -67,6 +68,8 @@ def serve(args: argparse.Namespace) -> None:
     timeout_graceful_shutdown=args.grace,
   )
   server = _Server(settings)
+  # uvicorn ends requests in peace, then raises the signal again for whoever was there before it.
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     with contextlib.suppress(KeyboardInterrupt):
       server.run()
