@@ -230,9 +230,6 @@ class Experiences:
   ):
     self.config, self.manager, self._first = config, manager, first
     self.reader, self.observer = manager.reader(count=True), manager.reader(count=False)
-    self.reset_rates()
-
-  def reset_rates(self) -> None:
     self._rates: dict[str, tuple[int, int]] = {}  # task: solved, played
     self.calm: dict[str, Any] = {"entropy": None, "stopped": ""}  # the guard of imitation
 
@@ -285,7 +282,7 @@ class Experiences:
 
   def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     arrays, rest = self.manager.state()
-    return arrays, {"manager": rest, "rates": self._rates, "calm": self.calm}
+    return arrays, {"manager": rest, "rates": dict(self._rates), "calm": dict(self.calm)}
 
   def load(self, arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> None:
     self.manager.load(arrays, rest["manager"])
@@ -294,7 +291,8 @@ class Experiences:
 
   def reset(self) -> None:
     self.manager.reset()
-    self.reset_rates()
+    self._rates.clear()
+    self.calm.update(entropy=None, stopped="")
     for scope in dict.fromkeys(add.tenant for add in self._first):
       mine = [(add.key, add.text) for add in self._first if add.tenant == scope]
       self.manager.bank.put(scope, mine)

@@ -158,10 +158,13 @@ class Reader(NamedTuple):
 
 
 class Episodes:
-  """What MemRL remembers (base.Remembered): the memory, and which task was solved when."""
+  """What MemRL remembers (base.Remembered): the memory, and which task was solved when.
 
-  def __init__(self, config: MemrlConfig, memory: episodic.Episodic):
-    self.config, self.memory = config, memory
+  `tasks`: how many the run rounds over (0: it does not).
+  """
+
+  def __init__(self, config: MemrlConfig, memory: episodic.Episodic, tasks: int = 0):
+    self.config, self.memory, self._tasks = config, memory, tasks
     bare = config.note == "tip"
     self.reader, self.observer = Reader(memory, False, bare), Reader(memory, True, bare)
     self._solved: dict[str, list[bool]] = {}
@@ -195,15 +198,14 @@ class Episodes:
     return numbers
 
   def epochs(self) -> dict[str, float]:
-    """Over all tasks that were played as often: the last round, solved at least once, forgotten."""
-    played = [solved for solved in self._solved.values() if solved]
-    if not played:
+    """Of the last whole round: the share of tasks solved in it, or ever, and what was forgotten since."""
+    played = list(self._solved.values())
+    rounds = min(map(len, played), default=0)
+    if not rounds or len(played) < self._tasks or not self._tasks:
       return {}
-    rounds = min(map(len, played))
     success_ET = np.array([solved[:rounds] for solved in played]).T
     numbers = {
       "epoch/rounds": float(rounds),
-      "epoch/tasks": float(len(played)),
       "epoch/last": episodic_metrics.last_epoch_accuracy(success_ET),
       "epoch/cumulative": float(episodic_metrics.cumulative_success(success_ET)[-1]),
     }
@@ -213,7 +215,8 @@ class Episodes:
 
   def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     arrays, rest = self.memory.state()
-    return arrays, {"memory": rest, "solved": self._solved}
+    solved = {task: list(rounds) for task, rounds in self._solved.items()}
+    return arrays, {"memory": rest, "solved": solved}
 
   def load(self, arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> None:
     self.memory.load(arrays, rest["memory"])

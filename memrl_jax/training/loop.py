@@ -52,22 +52,17 @@ def plan(settings: Settings, update: int) -> list[Trial]:
 
 def _seeds(settings: Settings, update: int) -> list[int]:
   """The tasks of one update: new ones, or the next of a round over the run's own."""
-  train, number = settings.train, settings.train.groups
-  if train.tasks:
-    rounds, place = divmod(update, train.tasks // train.groups)
-    every = _draw(settings, np.random.default_rng([settings.seed, TASKS]), train.tasks, 0)
-    order = np.random.default_rng([settings.seed, TASKS, rounds]).permutation(train.tasks)
-    return [every[n] for n in order[place * number : (place + 1) * number]]
-  rng = np.random.default_rng([settings.seed, TRAIN, update])
-  return _draw(settings, rng, number, update * number)
-
-
-def _draw(settings: Settings, rng: np.random.Generator, number: int, first: int) -> list[int]:
-  """Different training tasks; those of a mix come from its parts in turn, from turn `first` on."""
-  parts = env_base.family(settings.env.name).parts(settings.env.options)
+  train = settings.train
   low, high = env_base.TRAIN_SEEDS
-  rounds = rng.choice(np.arange(low, high // parts), size=number, replace=False)
-  return (rounds * parts + (first + np.arange(number)) % parts).tolist()
+  if train.tasks:
+    rounds, place = divmod(update, -(-train.tasks // train.groups))
+    order = np.random.default_rng([settings.seed, TASKS, rounds]).permutation(train.tasks)
+    return (low + order[place * train.groups : (place + 1) * train.groups]).tolist()
+  parts = env_base.family(settings.env.name).parts(settings.env.options)  # of a mix, dealt in turn
+  rng = np.random.default_rng([settings.seed, TRAIN, update])
+  numbers = rng.choice(np.arange(low, high // parts), size=train.groups, replace=False)
+  turns = (update * train.groups + np.arange(train.groups)) % parts
+  return (numbers * parts + turns).tolist()
 
 
 class Run:

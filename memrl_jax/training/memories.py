@@ -65,7 +65,9 @@ def of_method(
     return experiences(settings, embedding, folder)
   if isinstance(settings.method, memrl.MemrlConfig):
     return memrl.Episodes(
-      settings.method, episodic.Episodic.open(folder, embedding, settings.episodic)
+      settings.method,
+      episodic.Episodic.open(folder, embedding, settings.episodic),
+      settings.train.tasks,
     )
   if isinstance(settings.method, retrospex.RetrospexConfig):
     return retrospex.Remembered(settings.method, embedding, settings.seed, settings.train.updates)

@@ -94,7 +94,8 @@ class ModelSettings:
 class TrainSettings:
   """One update: `groups` tasks x `group_size` trials, then `minibatches` optimiser steps.
 
-  tasks: a run has so many tasks, played in rounds whose order is drawn anew; 0: an update draws new ones.
+  tasks: the run plays the first so many training tasks, in rounds, each in an order of its own (the last
+  update of a round may be smaller); 0: every update draws from all.
   eval_every, checkpoint_every, rollouts_every: in updates; 0 means never (but for the last update).
   keep: checkpoints kept.
   """
@@ -119,11 +120,6 @@ class TrainSettings:
         raise ValueError(
           f"{name} must be at least {low}, not {getattr(self, name)} (config.train.{name})"
         )
-    if self.tasks % self.groups:
-      raise ValueError(
-        f"{self.tasks} tasks are no whole number of updates of {self.groups}; choose config.train.tasks "
-        "divisible by config.train.groups"
-      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,6 +362,11 @@ class Settings:
       raise ValueError(
         f"updates of this size vanish in {self.model.dtype} weights; train float32 ones "
         "(config.model.dtype), or adapters beside them (config.lora.rank)"
+      )
+    if self.train.tasks > env_base.TRAIN_SEEDS[1]:
+      raise ValueError(
+        f"there are {env_base.TRAIN_SEEDS[1]} training tasks, fewer than {self.train.tasks}; lower "
+        "config.train.tasks"
       )
     if self.train.updates and allowed:
       self.sampling.check_trainable()

@@ -12,7 +12,12 @@ FILES = run._config_files()
 EXTRA = {"darkroom": ("heldout",), "minesweeper": ("mines5",), "sokoban": ("boxes2",)}
 LAMER = [m for m in methods.METHODS if m not in ("hgpo", *methods.REMEMBERING)]
 WORLDS = ("rooms", "minihack", "alfworld", "webshop", "swebench", "multitask")
-CALLED = {"swebench": "swe", "multitask": "mix"}  # what the environment is called
+FROZEN = ("lab", "alfworld", "lifelong", "bigcodebench", "hle")
+CALLED = {
+  "swebench": "swe",
+  "multitask": "mix",
+  "lifelong": "lifelong_db",
+}  # the environment's name
 TIPS = ("empo2", "grpo", "gigpo", "reflexion", "retrospex")  # where EMPO2 plays
 CASES = [
   (path.stem, variant)
@@ -33,7 +38,7 @@ def settings(name, variant="laptop", *overrides):
 def test_there_is_one_file_for_each_method_and_environment():
   wanted = {f"{m}_{e}" for m in LAMER for e in EXTRA}  # hgpo: gigpo's file with two values changed
   wanted |= {f"{m}_{e}" for m in TIPS for e in recipes.TIP_ENVIRONMENTS}
-  wanted |= {f"complementary_{world}" for world in WORLDS}
+  wanted |= {f"complementary_{world}" for world in WORLDS} | {f"memrl_{env}" for env in FROZEN}
   assert {path.stem for path in FILES} == wanted
 
 
