@@ -38,6 +38,7 @@ ENVIRONMENTS = (
   "sokoban",
   "lab",
   "rooms",
+  "hints",
 )  # the order fixes ids: append only
 FOUNDERS = 3  # the first of them; the others came with --claim
 SPECIAL = ("<pad>", "<unk>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
