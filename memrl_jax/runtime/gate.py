@@ -53,6 +53,7 @@ class Gate:
   def __init__(self, app: Any, *, keys: Keys, audit: Audit, config: ServiceConfig):
     self._app, self._keys, self._audit, self._config = app, keys, audit, config
     self._limits = Limits(rate=config.rate, burst=config.burst, inflight=config.inflight)
+    self._imports = Limits(rate=1, burst=5, inflight=1)  # large bodies, one at a time
     # Wrong keys: enough for people; a flood of them is answered, and leaves no more lines.
     self._strangers = Limits(rate=5, burst=50, inflight=1)
 
@@ -73,14 +74,15 @@ class Gate:
         MutableHeaders(scope=message).update(_SAFE)
       await send(message)
 
-    entered = False
+    entered: list[Limits] = []
     try:
       self._check_host(headers)
       if scope["path"] in PUBLIC:
         return await self._app(scope, receive, answer)
       caller = self._caller(headers)
-      self._wait(self._limits.enter(caller.tenant, started))
-      entered = True
+      for limits in (self._limits, self._imports)[: 2 if scope["path"] == "/import" else 1]:
+        self._wait(limits.enter(caller.tenant, started))
+        entered.append(limits)
       scope["caller"] = caller
       body = await self._body(scope, headers, receive)
       await self._app(scope, _replay(body, receive), answer)
@@ -90,8 +92,8 @@ class Gate:
       _LOG.error("nobody is let in: %s", error)
       await refuse(answer, 503, "the service cannot read its keys; tell its operator", {})
     finally:
-      if entered:
-        self._limits.leave(caller.tenant)
+      for limits in entered:
+        limits.leave(caller.tenant)
       if scope["path"] not in PUBLIC and not (caller is None and status == 429):
         self._audit.write(
           caller.tenant if caller else "",

@@ -41,11 +41,11 @@ def listening(app):
 
 
 @contextlib.contextmanager
-def serving(folder, config=CONFIG, **settings):
+def serving(folder, config=CONFIG, write=None, **settings):
   """A service over `folder`, and a client of it."""
   made = service.Service(
     folder,
-    lambda place: memory.open_memory(place, config, embedder=embed.Hash(64)),
+    lambda place: memory.open_memory(place, config, embedder=embed.Hash(64), write=write),
     runtime.ServiceConfig(**settings),
   )
   with listening(made.app) as url, httpx2.Client(base_url=url, trust_env=False, timeout=30) as http:

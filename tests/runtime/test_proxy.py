@@ -11,7 +11,9 @@ pytest.importorskip("uvicorn", reason="the service needs the extra `runtime`")
 
 from starlette.responses import Response
 
-from memrl_jax.runtime import chat
+from memrl_jax import runtime
+from memrl_jax.memory.episodic import EpisodicConfig
+from memrl_jax.runtime import chat, upstream
 from memrl_jax.runtime.tenants import Keys
 from tests.runtime.serving import (
   Model,
@@ -189,6 +191,19 @@ def test_tenants_meet_neither_in_prompts_nor_at_the_model(tmp_path, model):
     for sent in model.headers:
       assert not any(key in value for value in sent.values() for key in (a, b))
     assert http.post(PATH, json=body()).status_code == 401 and len(model.asked) == 2
+
+
+def test_the_model_itself_sums_episodes_up(tmp_path, model):
+  settings = runtime.ServiceConfig(upstream=model.url, upstream_key="up")
+  paper = runtime.RuntimeConfig(episodic=EpisodicConfig(delta=0.3))
+  model.answer = lambda _: Response(json.dumps(completion("1. wash it")))
+  with serving(tmp_path, paper, upstream.writer(settings, "fake"), upstream=model.url) as http:
+    assert learn(http, TASK, "washed it, stored it")["kept"] is None  # answered before it is asked
+    while http.get("/stats").json()["suggestions"]["settled"] != 1:
+      time.sleep(0.02)
+    assert "Plan: 1. wash it" in http.post("/suggest", json={"task": TASK}).json()["prompt"]
+  assert "washed it, stored it" in model.asked[0]["messages"][1]["content"]
+  assert model.headers[0]["authorization"] == "Bearer up"
 
 
 def test_content_parts_are_read_and_the_block_is_one_more():

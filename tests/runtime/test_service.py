@@ -178,6 +178,23 @@ def test_sizes_rates_and_slowness_are_limited(tmp_path):
     assert http.get("/snapshots", headers=bearer(b)).status_code == 200  # the other's own
 
 
+def test_one_import_of_a_tenant_at_a_time(tmp_path):
+  lines = {"Content-Type": "application/x-ndjson"}
+  with serving(tmp_path) as http:
+    host, port = http.base_url.host, http.base_url.port
+    with socket.create_connection((host, port)) as slow:
+      head = f"POST /import HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/x-ndjson\r\n"
+      slow.sendall(f"{head}Content-Length: 50\r\n\r\n{{".encode())
+      deadline = time.monotonic() + 20
+      while http.post("/import", content=b"x", headers=lines).status_code != 429:
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+      assert http.get("/stats").status_code == 200
+      slow.sendall(b" " * 49)
+      assert slow.recv(100).startswith(b"HTTP/1.1 400")
+      assert http.post("/import", content=b"x", headers=lines).status_code == 400  # its turn
+
+
 def test_a_bucket_refills_and_requests_under_way_are_counted():
   limits = Limits(rate=2.0, burst=3, inflight=2)
   assert [limits.enter("a", 0.0) for _ in range(2)] == [0, 0]
