@@ -7,7 +7,7 @@ only one of them is worth repeating:
 
     won box hall pen 3       the family's procedure: opens every box in the hall
     won box hall pot 1       what a report said: opened one box, and jams all others
-    lost box hall pen 4 bad  the tool took hold: worth more than many a success
+    lost box hall pen 2 bad  the tool took hold: worth more than many a success
     lost box hall pot bad    true for nearly all, and wrong where a report says pot
 
 The intents under which they are found differ in the colour alone, which means nothing. So similarity

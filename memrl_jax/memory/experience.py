@@ -11,10 +11,11 @@ entries that guided it, and answers with operations; what guided trials earn tra
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,6 +96,9 @@ class ExperienceConfig:
         f"a buffer of {self.buffer} never holds a batch of {self.batch}; choose buffer >= batch "
         "(config.experience.buffer, config.experience.batch)"
       )
+
+
+Counts = dict[int, tuple[int, int | None]]  # entry: times shown, and at which step last
 
 
 class Shown(NamedTuple):
@@ -179,22 +183,35 @@ class ExperienceBank:
   # --- reading ------------------------------------------------------------------------------------
 
   def search(
-    self, scope: str, queries: Sequence[str], step: int, *, count: bool = True
+    self, scope: str, queries: Sequence[str], step: int, *, scratch: Counts | None = None
   ) -> list[list[bank.Hit]]:
     """For each query the `top` entries by s(m), best first; each query is counted before the next.
 
-    count=False leaves no trace (evaluation).
+    With `scratch` the counts go there and the bank keeps no trace (evaluation): its entries are
+    taken in turn, as in training.
     """
     pools = self.memory.search(scope, queries, self.config.pool * self.config.top)
     with self._lock:
-      if count:
-        return [self._count(self._choose(hits, step, self._queries), step) for hits in pools]
-      return [self._choose(hits, step, self._queries + n) for n, hits in enumerate(pools)]
+      shown = self._shown if scratch is None else collections.ChainMap(scratch, self._shown)
+      found = []
+      for n, hits in enumerate(pools):
+        number = self._queries if scratch is None else self._queries + len(scratch) + n
+        chosen = self._choose(hits, step, number, shown)
+        for hit in chosen:
+          shown[hit.id] = (shown.get(hit.id, (0, None))[0] + 1, step)
+        if scratch is None:
+          self._queries += 1
+          for hit in chosen:
+            self._samples.use(hit.entry.data["generation"], step)
+        found.append(chosen)
+      return found
 
-  def _choose(self, hits: list[bank.Hit], step: int, number: int) -> list[bank.Hit]:
+  def _choose(
+    self, hits: list[bank.Hit], step: int, number: int, counts: Mapping[int, Any]
+  ) -> list[bank.Hit]:
     """The best of a pool; `number` of the query draws where `sample` is set."""
     config = self.config
-    shown = [self._shown.get(hit.id, (0, None)) for hit in hits]
+    shown = [counts.get(hit.id, (0, None)) for hit in hits]
     recent = [last is not None and step - last < config.window for _, last in shown]
     score_P = retrieval.score(
       np.array([times for times, _ in shown]), np.array(recent), lambda_=config.lambda_
@@ -205,13 +222,6 @@ class ExperienceBank:
     else:
       places = retrieval.best(score_P, config.top)
     return [hits[place] for place in places]
-
-  def _count(self, chosen: list[bank.Hit], step: int) -> list[bank.Hit]:
-    self._queries += 1
-    for hit in chosen:
-      self._shown[hit.id] = (self._shown.get(hit.id, (0, None))[0] + 1, step)
-      self._samples.use(hit.entry.data["generation"], step)
-    return chosen
 
   # --- writing ------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memrl_jax.memory import gate, replies, samples
-from memrl_jax.memory.experience import Applied, ExperienceBank, Shown
+from memrl_jax.memory.experience import Applied, Counts, ExperienceBank, Shown
 from memrl_jax.memory.records import StoreError
 from memrl_jax.types import Memo, Recall, Sample
 
@@ -82,13 +82,13 @@ class Training:
 
 
 class Reader(NamedTuple):
-  """The bank as trials read it (rollout.collect.Memory); an evaluation leaves no trace."""
+  """The bank as trials read it (rollout.collect.Memory); with `scratch` counts go there and leave no trace."""
 
   manager: ExperienceManager
-  count: bool
+  scratch: Counts | None
 
   def recall(self, asks: Sequence[Recall]) -> list[tuple[Memo, ...]]:
-    return self.manager.recall(asks, count=self.count)
+    return self.manager.recall(asks, self.scratch)
 
 
 class ExperienceManager:
@@ -101,7 +101,7 @@ class ExperienceManager:
     self._gate = gate.Gate()
     self._fence = threading.RLock()
     self._arrived = threading.Condition()
-    self._asked: list[tuple[list[Recall], bool, concurrent.futures.Future]] = []
+    self._asked: list[tuple[list[Recall], Counts | None, concurrent.futures.Future]] = []
     self._gathering = False
     self._search_s = 0.0
     self._forget()
@@ -119,15 +119,16 @@ class ExperienceManager:
   # --- reading ------------------------------------------------------------------------------------
 
   def reader(self, *, count: bool) -> Reader:
-    return Reader(self, count)
+    """For training, or (count=False) for one evaluation, which begins with the counts as they are."""
+    return Reader(self, None if count else {})
 
-  def recall(self, asks: Sequence[Recall], *, count: bool) -> list[tuple[Memo, ...]]:
+  def recall(self, asks: Sequence[Recall], scratch: Counts | None = None) -> list[tuple[Memo, ...]]:
     """Experiences for each ask, best first. Threads that ask at about the same time share a search."""
     if self.config.deterministic:
-      return self._search(list(asks), count)
+      return self._search(list(asks), scratch)
     mine: concurrent.futures.Future = concurrent.futures.Future()
     with self._arrived:
-      self._asked.append((list(asks), count, mine))
+      self._asked.append((list(asks), scratch, mine))
       leads, self._gathering = not self._gathering, True
       self._arrived.notify_all()
     if leads:
@@ -139,16 +140,16 @@ class ExperienceManager:
 
   def _lead(self) -> None:
     """The first one waits for others, and then searches for all of them."""
-    batch: list[tuple[list[Recall], bool, concurrent.futures.Future]] = []
+    batch: list[tuple[list[Recall], Counts | None, concurrent.futures.Future]] = []
     try:
       with self._arrived:
         try:
           self._arrived.wait_for(self._enough, self.config.wait_s)
         finally:
           batch, self._asked, self._gathering = self._asked, [], False
-      for counted in (True, False):
-        mine = [(asks, future) for asks, count, future in batch if count is counted]
-        found = iter(self._search([ask for asks, _ in mine for ask in asks], counted))
+      for into in {id(scratch): scratch for _, scratch, _ in batch}.values():
+        mine = [(asks, future) for asks, scratch, future in batch if scratch is into]
+        found = iter(self._search([ask for asks, _ in mine for ask in asks], into))
         for asks, future in mine:
           future.set_result([next(found) for _ in asks])
     except BaseException as error:  # also Ctrl-C: who waits for this search would wait for ever
@@ -156,7 +157,7 @@ class ExperienceManager:
         if not future.done():
           future.set_exception(error)
 
-  def _search(self, asks: list[Recall], count: bool) -> list[tuple[Memo, ...]]:
+  def _search(self, asks: list[Recall], scratch: Counts | None) -> list[tuple[Memo, ...]]:
     if not asks:
       return []
     start = time.perf_counter()
@@ -167,7 +168,7 @@ class ExperienceManager:
     with self._gate.reading():
       for scope, mine in places.items():
         queries = [asks[place].query for place in mine]
-        hits = self.bank.search(scope, queries, self.step, count=count)
+        hits = self.bank.search(scope, queries, self.step, scratch=scratch)
         for place, near in zip(mine, hits, strict=True):
           found[place] = tuple(
             Memo(hit.id, hit.version, hit.entry.text, hit.entry.score, hit.similarity)

@@ -23,7 +23,7 @@ import numpy as np
 from memrl_jax.envs import extracting
 from memrl_jax.envs.base import AttemptLog, View
 from memrl_jax.memory.experience import Ended, Shown
-from memrl_jax.memory.manager import ExperienceManager
+from memrl_jax.memory.manager import ExperienceManager, Reader
 from memrl_jax.memory.records import Add, Outcome, Read
 from memrl_jax.methods import base
 from memrl_jax.ops import subgroups
@@ -229,9 +229,14 @@ class Experiences:
     self, config: ComplementaryConfig, manager: ExperienceManager, first: Sequence[Add] = ()
   ):
     self.config, self.manager, self._first = config, manager, first
-    self.reader, self.observer = manager.reader(count=True), manager.reader(count=False)
+    self.reader = manager.reader(count=True)
     self._rates: dict[str, tuple[int, int]] = {}  # task: solved, played
     self.calm: dict[str, Any] = {"entropy": None, "stopped": ""}  # the guard of imitation
+
+  @property
+  def observer(self) -> Reader:
+    """For one evaluation: entries are taken in turn as in training, on a copy of the counts."""
+    return self.manager.reader(count=False)
 
   def rate(self, task: str) -> float:
     """Share of the trials at this task that solved it."""

@@ -190,7 +190,9 @@ def test_queries_are_counted_one_by_one_and_recency_ends(make):
     return [hits[0].id for hits in bank.search("s", query * n, step, **how)]
 
   # Step 0: a (0 against -1); then a is recent (-.28 - 1) and b wins (-1); then both are recent.
-  assert first(0, n=3, count=False) == [a, a, a]
+  scratch = {}
+  assert first(0, n=3, scratch=scratch) == [a, b, a] and first(0, scratch=scratch) == [a]
+  assert first(0, scratch={}) == [a]  # another evaluation: nothing of the first is left
   assert first(0, n=3) == [a, b, a]
   # Step 1: both recent, -.4 ln 3 - 1 = -1.44 against -2.28. Step 2: b, last shown at step 0, is not
   # recent any more: -1.28 against -.4 ln 4 - 1 = -1.55.

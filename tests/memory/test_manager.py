@@ -115,7 +115,7 @@ def guide(one, trial, success, *queries):
   reads = [
     Read(trial, n, memo.id, memo.version)
     for n, query in enumerate(queries)
-    for memo in one.recall([Recall("s", query)], count=True)[0]
+    for memo in one.recall([Recall("s", query)])[0]
   ]
   outcome = Outcome(trial, float(success), success)
   one.bank.credit([Ended("s", outcome, tuple(reads))])
@@ -131,7 +131,7 @@ def test_nothing_is_written_between_begin_and_sync_and_searches_go_on(calm):
   assert texts(calm) == ["red key", "blue door", "before"] and training.base == 0
   distill(calm, "during")
   assert calm.begin() is None and calm.flush() == [] and calm.stats()["pending"] == 1
-  assert calm.recall([Recall("s", "before")], count=False)[0][0].text == "before"
+  assert calm.recall([Recall("s", "before")], scratch={})[0][0].text == "before"
   with pytest.raises(StoreError, match="not at this point"):
     calm.sync(training)
   assert calm.done(training) == 1 and calm.serving == 0 and calm.flush() == []
@@ -216,7 +216,7 @@ class World:
 
   def play(self):
     self.names += 1
-    memos = self.manager.recall([Recall("s", f"job {self.rng.integers(9)}")], count=True)[0]
+    memos = self.manager.recall([Recall("s", f"job {self.rng.integers(9)}")])[0]
     name = f"trial {self.names}"
     reads = tuple(Read(name, 0, memo.id, memo.version) for memo in memos)
     success = bool(self.rng.integers(2))
@@ -299,13 +299,13 @@ def test_queries_of_many_threads_share_searches(shared):
   one.flush()
   calls, search = [], one.bank.search
   one.bank.search = lambda *a, **k: calls.append(len(a[1])) or search(*a, **k)
-  found = {}
+  found, scratch = {}, {}
   go = threading.Barrier(32)
 
   def ask(n):
     go.wait()
     asks = [Recall("s", f"lesson number {n % 20}"), Recall("nobody", "x")]
-    found[n] = one.recall(asks, count=n % 2 == 0)
+    found[n] = one.recall(asks, None if n % 2 else scratch)
 
   threads = [threading.Thread(target=ask, args=(n,)) for n in range(32)]
   patient = manager.ManagerConfig(batch=64, wait_s=0.5, deterministic=False)
@@ -330,7 +330,7 @@ def test_an_error_reaches_everybody_who_waits_for_the_same_search(shared):
 
   def ask():
     try:
-      one.recall([Recall("s", "x")], count=True)
+      one.recall([Recall("s", "x")])
     except ZeroDivisionError as error:
       errors.append(error)
 
@@ -354,7 +354,7 @@ def test_readers_never_see_half_a_job_and_lose_no_write(shared):
   def read(n):
     while not stop.is_set():
       sizes.add(len(texts(one)))
-      found[n] += len(one.recall([Recall("s", "left 3")], count=True)[0])
+      found[n] += len(one.recall([Recall("s", "left 3")])[0])
       one.stats()
 
   threads = [threading.Thread(target=read, args=(n,)) for n in range(4)]
@@ -395,7 +395,7 @@ def test_a_writer_embeds_before_it_takes_the_fence(shared):
   try:
     distill(one, "a text that nobody has seen")
     one.flush()
-    one.recall([Recall("s", "asked twice")] * 2, count=True)
+    one.recall([Recall("s", "asked twice")] * 2)
   finally:
     cached.embedder = plain
   assert asked == [("a text that nobody has seen", False, False), ("asked twice", False, False)]
@@ -421,7 +421,7 @@ def test_searches_go_on_while_a_disk_writes(shared):
   try:
     thread.start()
     assert writing.wait(20)
-    assert one.recall([Recall("s", "first")], count=True)[0][0].text == "first"
+    assert one.recall([Recall("s", "first")])[0][0].text == "first"
     assert not done.is_set()
   finally:
     written.set()
@@ -445,7 +445,7 @@ def test_a_slow_extractor_does_not_hold_up_searches(shared):
   thread = threading.Thread(target=extract)
   thread.start()
   for _ in range(5):  # no lock is held while the extractor thinks
-    assert one.recall([Recall("s", "first")], count=True)[0][0].text == "first"
+    assert one.recall([Recall("s", "first")])[0][0].text == "first"
   assert one.flush() == []
   thinking.set()
   thread.join(20)
