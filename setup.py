@@ -17,7 +17,14 @@ setuptools.setup(
     *(f"memrl_kernels.{name}" for name in setuptools.find_packages("kernels")),
   ],
   package_dir={"memrl_kernels": "kernels"},
-  package_data={"memrl_jax": ["models/assets/**/*", "envs/panels/*.json", "training/report.html"]},
+  package_data={
+    "memrl_jax": [
+      "models/assets/**/*",
+      "envs/panels/*.json",
+      "runtime/page/*",
+      "training/report.html",
+    ]
+  },
   install_requires=[
     "jax>=0.10.2,<0.11",
     "flax>=0.12.8,<0.13",
@@ -49,6 +56,8 @@ setuptools.setup(
       "hypothesis>=6.170",
       "bm25s>=0.3.16",
       "rapidfuzz>=3.14",
+      "fastapi>=0.165",
+      "uvicorn>=0.54",
     ],
     # What `make test-real` compares with, or compiles for; weights come as packages of their own.
     "real": [
@@ -59,7 +68,9 @@ setuptools.setup(
       "fastapi>=0.165",
       "uvicorn",
       "sentence-transformers>=5",
+      "schemathesis>=4.32",
     ],
+    "runtime": ["fastapi>=0.165", "uvicorn>=0.54"],  # a memory as a service
     "scienceworld": ["scienceworld==1.2.3"],  # and Java; later versions order objects otherwise
     "minihack": [
       "nle==1.3.0",
