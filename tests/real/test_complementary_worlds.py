@@ -48,7 +48,8 @@ def test_a_run_that_was_killed_ends_after_resuming_and_leaves_no_process(world, 
   written = path / "metrics.jsonl"
   deadline = time.time() + 400
   while not (written.exists() and written.read_bytes().count(b"\n") >= 1):
-    assert killed.poll() is None and time.time() < deadline
+    assert killed.poll() is None, killed.stdout.read()
+    assert time.time() < deadline
     time.sleep(0.1)
   os.kill(killed.pid, signal.SIGKILL)
   killed.wait()
