@@ -22,7 +22,7 @@ from memrl_jax.types import Turn
 FIRST = 24  # attempts of a town before any is imitated; they write its first remarks
 ALONE, RETRY = 0.3, 0.1  # shares of attempts: nothing shown; the attempt before at the same task
 MOST = 3  # remarks in a prompt
-STRAY = 0.15  # share of shown remarks that are about another kind
+STRAY = 0.3  # share of shown remarks that are about another kind
 TEMPERATURES = (0.7, 1.0)
 ARMS = ("none", "right", "misleading", "irrelevant", "held", "jammed", "right first", "right last")
 

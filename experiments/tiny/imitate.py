@@ -98,8 +98,8 @@ RECIPES = {
   "hints": Recipe(
     family="hints", source="hints", mixes=_TOWNS, evaluate=(("town", 0),),
     also=((("town", 0), ("split", "heldout")), (("town", 5),)),
-    trials=64, steps=1800, stop=1800, learning_rate=2e-3, layers=4, length=192, rows=12, sequences=8,
-    memory_share=0.65,
+    trials=192, steps=3500, stop=3500, learning_rate=2e-3, layers=4, length=192, rows=12, sequences=8,
+    memory_share=0.75,
   ),
   "lab": Recipe(
     family="lab",
