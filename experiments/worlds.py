@@ -187,7 +187,9 @@ def _rooms_extractor(config: Config) -> None:
   """The tiny extractor; sizes of the bank for some 80 updates of 64 trials."""
   config.extractor.model.checkpoint = "tiny:rooms_writer"
   config.extractor.optim.learning_rate = 1e-4  # [T]: at 1e-3 its answers cease to be readable
-  config.extractor.loss.kl_coef = 0.05  # [T]: without it one run in four ends in babble; [P] has none
+  config.extractor.loss.kl_coef = (
+    0.05  # [T]: without it one run in four ends in babble; [P] has none
+  )
   config.extractor.engine.buckets = (64, 128, 256)
   config.extractor.pack.length = 256
   config.loss.surrogate = "dual_clip"  # [T], with the next: tiny models lose their format easily

@@ -102,7 +102,7 @@ class Tokens(NamedTuple):
   mask_BT: jax.Array
   advantage_B: jax.Array
   off_B: jax.Array
-  imitate_B: jax.Array
+  imitate_B: jax.Array | None = None
 
 
 def policy_loss(
@@ -116,10 +116,11 @@ def policy_loss(
   mask_BT = tokens.mask_BT
   advantage_BT = jnp.broadcast_to(tokens.advantage_B[:, None], mask_BT.shape)
   surrogate = _surrogate(config, tokens, advantage_BT)
-  imitated = surrogates.reinforce(tokens.logp_BT, advantage_BT, mask_BT)
-  surrogate = jax.tree.map(
-    lambda ours, theirs: jnp.where(tokens.imitate_B[:, None], theirs, ours), surrogate, imitated
-  )
+  if tokens.imitate_B is not None:
+    imitated = surrogates.reinforce(tokens.logp_BT, advantage_BT, mask_BT)
+    surrogate = jax.tree.map(
+      lambda ours, theirs: jnp.where(tokens.imitate_B[:, None], theirs, ours), surrogate, imitated
+    )
   loss_BT = tokens.weight_BT * masks.keep(surrogate.loss_BT, keep_BT)
   on_BT = mask_BT & ~tokens.off_B[:, None]  # elsewhere the ratio is between two prompts
   ratio_BT = ratios.token_ratio(tokens.logp_BT, tokens.old_BT, mask_BT)

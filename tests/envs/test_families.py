@@ -107,7 +107,14 @@ def test_brief_text_is_made_of_symbols_and_short(name, memory):
   for text in seen:
     longest = max(longest, len(trials.tokens(text, symbols(name))))
   if memory == "reflection_only":
-    limits = {"darkroom": 48, "hints": 60, "lab": 80, "minesweeper": 90, "rooms": 60, "sokoban": 105}
+    limits = {
+      "darkroom": 48,
+      "hints": 60,
+      "lab": 80,
+      "minesweeper": 90,
+      "rooms": 60,
+      "sokoban": 105,
+    }
     assert longest <= limits[name]
 
 
