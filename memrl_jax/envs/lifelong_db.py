@@ -16,8 +16,6 @@ import math
 import re
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from memrl_jax.envs import base, lifelong_db_generated, lifelong_mysql, lifelong_sql, prompting
 from memrl_jax.envs import lifelong_tasks as tasks
 
@@ -288,24 +286,7 @@ def prompts(options: Options) -> base.Prompts:
 # Scripted players.
 
 
-class _Player:
-  """What both players share."""
-
-  def __init__(self, options: Options, rng: np.random.Generator):
-    self._options, self._rng = options, rng
-
-  def play(self, view: base.View) -> str:
-    return self.choose(view.current).text
-
-  def reflect(self, view: base.View) -> str:
-    return f"<remark>{prompting.outcome(view.current)}</remark>"
-
-  def choose(self, attempt: base.AttemptLog) -> Action:
-    """The next action."""
-    raise TypeError(f"{type(self).__name__} is no player: it lacks choose(attempt)")
-
-
-class Solver(_Player):
+class Solver(tasks.Player):
   """Runs the reference statement and answers what it returned."""
 
   def choose(self, attempt):
@@ -314,7 +295,7 @@ class Solver(_Player):
     return Action(tasks.find(SOURCE, self._options, attempt.initial.task).sql)
 
 
-class Random(_Player):
+class Random(tasks.Player):
   """Looks at the table, deletes a row of it, or answers a number."""
 
   def choose(self, attempt):

@@ -13,8 +13,6 @@ import json
 import re
 from typing import NamedTuple
 
-import numpy as np
-
 from memrl_jax.envs import base, lifelong_graph, lifelong_kg_generated, prompting
 from memrl_jax.envs import lifelong_tasks as tasks
 
@@ -210,21 +208,11 @@ def prompts(options: Options) -> base.Prompts:
 # Scripted players.
 
 
-class _Player:
-  """What both players share."""
-
-  def __init__(self, options: Options, rng: np.random.Generator):
-    self._options, self._rng = options, rng
+class _Player(tasks.Player):
+  """Chooses whole responses."""
 
   def play(self, view: base.View) -> str:
     return self.choose(view.current)
-
-  def reflect(self, view: base.View) -> str:
-    return f"<remark>{prompting.outcome(view.current)}</remark>"
-
-  def choose(self, attempt: base.AttemptLog) -> str:
-    """The next response."""
-    raise TypeError(f"{type(self).__name__} is no player: it lacks choose(attempt)")
 
 
 def _made(step: base.Step) -> bool:

@@ -16,8 +16,6 @@ import re
 import shlex
 from typing import NamedTuple
 
-import numpy as np
-
 from memrl_jax.envs import base, lifelong_machine, lifelong_os_generated, prompting
 from memrl_jax.envs import lifelong_tasks as tasks
 from memrl_jax.envs.swe_sandbox import Limits, Result
@@ -234,24 +232,7 @@ def prompts(options: Options) -> base.Prompts:
 # Scripted players.
 
 
-class _Player:
-  """What both players share."""
-
-  def __init__(self, options: Options, rng: np.random.Generator):
-    self._options, self._rng = options, rng
-
-  def play(self, view: base.View) -> str:
-    return self.choose(view.current).text
-
-  def reflect(self, view: base.View) -> str:
-    return f"<remark>{prompting.outcome(view.current)}</remark>"
-
-  def choose(self, attempt: base.AttemptLog) -> Action:
-    """The next action."""
-    raise TypeError(f"{type(self).__name__} is no player: it lacks choose(attempt)")
-
-
-class Solver(_Player):
+class Solver(tasks.Player):
   """Runs the reference script and finishes."""
 
   def choose(self, attempt):
@@ -260,7 +241,7 @@ class Solver(_Player):
     return Action(tasks.find(SOURCE, self._options, attempt.initial.task).truth.command)
 
 
-class Random(_Player):
+class Random(tasks.Player):
   """Looks around, makes a file, or finishes."""
 
   def choose(self, attempt):

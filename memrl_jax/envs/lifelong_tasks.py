@@ -17,7 +17,9 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from memrl_jax.envs import base
+import numpy as np
+
+from memrl_jax.envs import base, prompting
 
 STYLES = ("full", "chat")
 SPLITS = ("train", "held_out", "all")
@@ -181,3 +183,23 @@ def nested(value: Any) -> Any:
     return json.loads(value)
   except json.JSONDecodeError:
     return ast.literal_eval(value)
+
+
+# Scripted players.
+
+
+class Player:
+  """What the scripted players of these tasks share: they say in `choose` what they do."""
+
+  def __init__(self, options: Any, rng: np.random.Generator):
+    self._options, self._rng = options, rng
+
+  def play(self, view: base.View) -> str:
+    return self.choose(view.current).text
+
+  def reflect(self, view: base.View) -> str:
+    return f"<remark>{prompting.outcome(view.current)}</remark>"
+
+  def choose(self, attempt: base.AttemptLog) -> Any:
+    """The next action, which has its `text`."""
+    raise TypeError(f"{type(self).__name__} is no player: it lacks choose(attempt)")

@@ -106,7 +106,7 @@ def test_the_host_is_neither_changed_nor_seen(machine, tmp_path):
     "nice -n -5 true 2>&1 | grep -v denied",
     "nsenter -t 1 -m true",
     "cat /proc/1/environ",
-    "ls /proc/1/root/",
+    "ls /proc/1/root",
     "echo 1 > /proc/sys/kernel/panic",
     "dd if=/dev/mem count=1",
     "dmesg",
