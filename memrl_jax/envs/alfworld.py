@@ -23,6 +23,8 @@ class AlfWorld(base.Seeded):
 
   def __init__(self, options: Options):
     super().__init__(options, alfworld_tasks.draw, options.turns)
+    if options.folder:
+      alfworld_tasks.root(options.folder)
     self._game: alfworld_engine.Game | None = None
 
   def _begin(self, task: Task) -> base.Observation:

@@ -98,8 +98,8 @@ class Options:
         f"a failure that pays {self.failure_reward:g} and a success that pays {self.success_reward:g} turn "
         "the task around; let success pay more (config.env.success_reward, config.env.failure_reward)"
       )
-    if self.folder:
-      _root(self.folder)
+    if self.data and self.folder:
+      root(self.folder)  # a folder that the environment names is looked at when games are played
 
   @property
   def folder(self) -> str:
@@ -212,7 +212,7 @@ _FOLDER = re.compile(r"(\w+)-\w+-None-\w+-(\d+)")  # none with a movable recepta
 _SOLVABLE = re.compile(rb'"solvable"\s*:\s*true')
 
 
-def _root(folder: str) -> pathlib.Path:
+def root(folder: str) -> pathlib.Path:
   """The folder that holds the splits.
 
   Raises:
@@ -235,7 +235,7 @@ def published(folder: str, split: str) -> tuple[Task, ...]:
   Their order is by hash of their names, so that the first few are of all types.
   """
   found = []
-  for path in (_root(folder) / split).glob("*/*/game.tw-pddl"):
+  for path in (root(folder) / split).glob("*/*/game.tw-pddl"):
     match = _FOLDER.fullmatch(path.parts[-3])
     kind = {long: short for short, (long, _) in TYPES.items()}.get(match[1]) if match else None
     if kind and "Sliced" not in path.parts[-3] and _SOLVABLE.search(path.read_bytes()):

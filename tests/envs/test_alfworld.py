@@ -424,3 +424,13 @@ def test_a_translation_leaves_arguments_and_output_alone_also_when_it_fails():
   with pytest.raises(SystemExit, match="bad"):
     alfworld_engine._quiet(rude)("domain", "bad")
   assert (sys.argv, sys.stdout) == before
+
+
+def test_an_empty_folder_in_the_environment_stops_who_would_play_from_it_and_nobody_else(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setenv(tasks.VARIABLE, str(tmp_path))
+  with pytest.raises(ValueError, match="has no ALFWorld games"):
+    base.family("alfworld").make(tasks.Options())
+  base.family("alfworld").make(tasks.Options(data="generated"))
+  panel.check_tasks(panel.load("alfworld-v1"))
