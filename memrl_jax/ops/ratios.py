@@ -42,6 +42,18 @@ def sequence_ratio(logp_BT: jax.Array, old_logp_BT: jax.Array, mask_BT: jax.Arra
   return masks.keep(jnp.broadcast_to(ratio_B1, mask_BT.shape), mask_BT, fill=1.0)
 
 
+def whole_sequence_ratio(
+  logp_BT: jax.Array, old_logp_BT: jax.Array, mask_BT: jax.Array
+) -> jax.Array:
+  """Ratio of the whole row, the same at each of its tokens, s = pi(y) / pi_old(y) = exp(sum_t log rho_t).
+
+  Complementary RL (2603.17621) Eq. 5 by its text. Long rows leave any clip range at once.
+  """
+  total_B1 = jnp.sum(log_ratio(logp_BT, old_logp_BT, mask_BT), axis=1, keepdims=True)
+  ratio_B1 = jnp.exp(jnp.clip(total_B1, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+  return masks.keep(jnp.broadcast_to(ratio_B1, mask_BT.shape), mask_BT, fill=1.0)
+
+
 def sequence_ratio_token(
   logp_BT: jax.Array, old_logp_BT: jax.Array, mask_BT: jax.Array
 ) -> jax.Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from memrl_jax.ops import aggregate, divergence, masks, ratios, surrogates
 
-SURROGATES = ("ppo_clip", "dual_clip", "reinforce", "gspo", "cispo")
+SURROGATES = ("ppo_clip", "dual_clip", "reinforce", "gspo", "sequence", "cispo")
 AGGREGATES = ("token_mean", "sequence_mean", "dr_grpo")
 OFF_POLICY = ("none", "with_tips", "without_tips")
 MASK_SCOPES = ("none", "off_policy", "all")
@@ -25,6 +25,9 @@ MASK_SCOPES = ("none", "off_policy", "all")
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
   """Which surrogate and how it is aggregated.
+
+  surrogate: by token, but for "gspo" (one length-normalised ratio a row) and "sequence" (the ratio of the
+    whole row; both are meant for aggregate "sequence_mean").
 
   old_logps: "sampler" takes the log-probs recorded at sampling as pi_old; "trainer" recomputes them
     before the update, and corrects for the sampler by truncated importance sampling up to `tis_cap`.
@@ -186,6 +189,9 @@ def _surrogate(config: LossConfig, tokens: Tokens, advantage_BT) -> surrogates.S
     return surrogates.reinforce(tokens.logp_BT, advantage_BT, mask_BT)
   if config.surrogate == "gspo":
     return surrogates.gspo(tokens.logp_BT, tokens.old_BT, advantage_BT, mask_BT, **clip)
+  if config.surrogate == "sequence":
+    whole_BT = ratios.whole_sequence_ratio(tokens.logp_BT, tokens.old_BT, mask_BT)
+    return surrogates.ppo_clip(whole_BT, advantage_BT, mask_BT, **clip)
   ratio_BT = ratios.token_ratio(tokens.logp_BT, tokens.old_BT, mask_BT)
   if config.surrogate == "cispo":
     return surrogates.cispo(ratio_BT, tokens.logp_BT, advantage_BT, mask_BT, **clip)

@@ -118,3 +118,19 @@ def test_a_huge_log_ratio_stays_finite():
     jnp.zeros((1, 1)), jnp.full((1, 1), -1000.0), jnp.ones((1, 1), bool)
   )
   assert np.isfinite(ratio_BT).all() and float(0.0 * ratio_BT[0, 0]) == 0.0
+
+
+def test_the_ratio_of_a_whole_row_is_the_product_of_its_tokens():
+  old_BT = jnp.log(jnp.array([[0.5, 0.5, 0.9], [0.5, 0.2, 0.9]]))
+  logp_BT = jnp.log(jnp.array([[0.6, 0.4, 0.1], [0.25, 0.1, 0.1]]))
+  mask_BT = jnp.array([[True, True, False], [True, True, False]])
+  ratio_BT = ratios.whole_sequence_ratio(logp_BT, old_BT, mask_BT)
+  np.testing.assert_allclose(ratio_BT, [[0.96, 0.96, 1.0], [0.25, 0.25, 1.0]], rtol=1e-5)
+  # The length-normalised one is its root.
+  normal_BT = ratios.sequence_ratio(logp_BT, old_BT, mask_BT)
+  np.testing.assert_allclose(ratio_BT[:, 0], normal_BT[:, 0] ** 2, rtol=1e-5)
+  # Each token's slope is the ratio itself: d s / d log pi(y_t) = s.
+  slope_BT = jax.grad(lambda x: ratios.whole_sequence_ratio(x, old_BT, mask_BT)[:, 0].sum())(
+    logp_BT
+  )
+  np.testing.assert_allclose(slope_BT, [[0.96, 0.96, 0.0], [0.25, 0.25, 0.0]], rtol=1e-5)
