@@ -207,12 +207,20 @@ def run(arguments: Arguments) -> int:
 def check(settings: Any) -> None:
   """What a run needs from disk: its model and its panel. ValueError says what is wrong with them."""
   from memrl_jax.envs import panel as panels
+  from memrl_jax.memory import transfer
   from memrl_jax.models import lora, weights
 
-  for parts in (settings, settings.extractor) if settings.extracts else (settings,):
-    directory = parts.model.directory()
-    if parts.lora.rank:
-      lora.check(weights.read_config(directory), parts.lora)
+  models = [(settings, "config.")] + [(settings.extractor, "config.extractor.")] * settings.extracts
+  for parts, place in models:
+    try:
+      directory = parts.model.directory()
+      if parts.lora.rank:
+        lora.check(weights.read_config(directory), parts.lora)
+    except ValueError as error:
+      said = str(error).replace("(config.model", f"({place}model")
+      raise ValueError(said.replace("(config.lora", f"({place}lora")) from None
+  if getattr(settings.method, "bank", ""):
+    transfer.read_entries(settings.method.bank)
   panel = panels.load(settings.eval.panel)
   if panel.env != settings.env.name:
     raise ValueError(
