@@ -50,19 +50,19 @@ def alfworld(config: Config, variant: str) -> None:
 
 def lifelong_db(config: Config, variant: str) -> None:
   """Tables in SQL: 350 tasks in batches of 5, 10 rounds [P]."""
-  _paper(config, variant, "lifelong_db", tasks=350, batch=5, tokens=512)
-  config.env.turns = 15  # [P]
-  config.eval.tasks = 139
-  if variant != "paper":
-    _reader(config, variant, turns=3)
+  _lifelong(config, variant, "lifelong_db", held_out=139)
 
 
 def lifelong_os(config: Config, variant: str) -> None:
   """A shell in a machine of its own: 350 tasks in batches of 5, 10 rounds [P]."""
-  _paper(config, variant, "lifelong_os", tasks=350, batch=5, tokens=512)
+  _lifelong(config, variant, "lifelong_os", held_out=150)
+  config.env.timeout_s = 120.0  # twice the seconds of a command, and a start
+
+
+def _lifelong(config: Config, variant: str, preset: str, *, held_out: int) -> None:
+  _paper(config, variant, preset, tasks=350, batch=5, tokens=512)
   config.env.turns = 15  # [P]
-  config.eval.tasks = 150
-  config.env.timeout_s = 120.0
+  config.eval.tasks = held_out
   if variant != "paper":
     _reader(config, variant, turns=3)
 

@@ -243,14 +243,8 @@ class Extractor:
     n, full_N = len(batch.samples), np.ones(len(batch.samples), bool)
     advantage_N = np.asarray(subgroups.extractor(batch.reward_N, batch.weight_N, full_N))
     rows = [row(g.sample, float(a)) for g, a in zip(batch.samples, advantage_N, strict=True)]
-    before = self.model.state
-    try:
-      numbers = self.model.learn(
-        rows, 1, np.random.default_rng([self.settings.seed, SHUFFLE, training.base])
-      )
-      after = self.model.state
-    finally:
-      self.model.state = before
+    rng = np.random.default_rng([self.settings.seed, SHUFFLE, training.base])
+    after, numbers = self.model.advanced(self.model.state, rows, 1, rng)
     numbers = {name.removeprefix("train/"): value for name, value in numbers.items()}
     numbers |= {
       "updates": training.base + 1,

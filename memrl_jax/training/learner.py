@@ -106,17 +106,28 @@ class Learner:
     self, rows: Sequence[Turn], minibatches: int, rng: np.random.Generator
   ) -> dict[str, float]:
     """Optimiser steps on rows that have an advantage; returns metrics. Changes `state`."""
+    self.state, numbers = self.advanced(self.state, rows, minibatches, rng)
+    return numbers
+
+  def advanced(
+    self,
+    state: steps.TrainState,
+    rows: Sequence[Turn],
+    minibatches: int,
+    rng: np.random.Generator,
+  ) -> tuple[steps.TrainState, dict[str, float]]:
+    """The state after `learn`, which consumes `state` (unless made with `keep`) and sets nothing here."""
     config = self.parts.loss
     packed = [
       pack.pack_with_places(part, self.parts.pack) for part in pack.split(rows, minibatches, rng)
     ]
     parts = [one.batches for one in packed]
-    params = self.state.params["policy"]
+    params = state.params["policy"]
     old = [self.trainer.old(params, part) for part in parts]
     ref = [self.trainer.score(self.start, part) if config.kl_coef else None for part in parts]
     history = []
     for part, part_old, part_ref in zip(parts, old, ref, strict=True):
-      self.state, result = self.trainer.update(self.state, part, part_old, part_ref)
+      state, result = self.trainer.update(state, part, part_old, part_ref)
       history.append(result)
     # The first wait: until here every step was dispatched while the device worked on those before.
     history = jax.device_get(history)
@@ -136,7 +147,7 @@ class Learner:
     computed, alone = sum(one.tokens for one in packed), sum(map(pack.tokens_alone, rows))
     numbers["train/tokens"] = computed
     numbers["train/shared"] = 1 - computed / max(alone, 1)
-    return numbers
+    return state, numbers
 
   def values(self, turns: Sequence[Turn]) -> None:
     """Sets `turn.value`: the critic's estimate at the end of every prompt."""

@@ -10,7 +10,7 @@ import pytest
 from experiments import base, complementary_rooms
 from memrl_jax.memory import transfer
 from memrl_jax.memory.store import Store
-from memrl_jax.training import extractor, folder, loop, metrics
+from memrl_jax.training import extractor, folder, learner, loop, metrics
 
 
 def config(**changes):
@@ -203,3 +203,30 @@ def test_nothing_is_compiled_after_the_first_updates():
       counts.append(run_.actor.trainer.compiled() + run_.extractor.model.trainer.compiled())
   assert counts[2] == counts[-1] and np.all(np.diff(counts) >= 0)
   run_.close()
+
+
+def test_the_weights_of_an_update_under_way_are_in_no_checkpoint(tmp_path, monkeypatch):
+  """Or a run that is resumed from it would make the update a second time."""
+  seen, real = [], extractor.Extractor._train
+
+  def watched(self, training):
+    before = self.model.state
+    update = self.model.trainer.update
+
+    def step(*arguments):
+      made = update(*arguments)
+      seen.append(self.model.state is before)
+      return made
+
+    def got(history):
+      seen.append(self.model.state is before)
+      return history
+
+    with monkeypatch.context() as patch:
+      patch.setattr(self.model.trainer, "update", step)
+      patch.setattr(learner.jax, "device_get", lambda x, get=jax.device_get: got(get(x)))
+      return real(self, training)
+
+  monkeypatch.setattr(extractor.Extractor, "_train", watched)
+  run(tmp_path / "run")
+  assert seen and all(seen)
