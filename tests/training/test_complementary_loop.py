@@ -225,7 +225,9 @@ def test_the_weights_of_an_update_under_way_are_in_no_checkpoint(tmp_path, monke
     with monkeypatch.context() as patch:
       patch.setattr(self.model.trainer, "update", step)
       patch.setattr(learner.jax, "device_get", lambda x, get=jax.device_get: got(get(x)))
-      return real(self, training)
+      made = real(self, training)
+    seen.append(self.model.state is before)  # until it is handed over
+    return made
 
   monkeypatch.setattr(extractor.Extractor, "_train", watched)
   run(tmp_path / "run")
