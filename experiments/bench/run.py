@@ -63,14 +63,14 @@ OURS = {"decode.py": ("decode", "decode_4096", "top_p"), "update.py": ("step", "
 TUNIX = {"peer_tunix.py": ("decode", "decode_4096", "top_p", "step")}
 
 
-def run_pinned(words: list[str], core: int, env: dict[str, str]) -> dict[str, Any]:
-  """The JSON object on the last line that a process pinned to one core prints.
+def run_pinned(words: list[str], core: int | None, env: dict[str, str]) -> dict[str, Any]:
+  """The JSON object on the last line that a process pinned to one core (None: to no core) prints.
 
   Raises:
     RuntimeError: the process failed; with the end of what it said.
   """
   done = subprocess.run(
-    ["taskset", "-c", str(core), *words],
+    words if core is None else ["taskset", "-c", str(core), *words],
     env=os.environ | {"JAX_PLATFORMS": "cpu"} | env,
     capture_output=True,
     text=True,
@@ -121,18 +121,19 @@ def number(value: float | None, digits: int) -> str:
 
 
 def first_steps(core: int) -> list[str]:
-  """The first GRPO step with an empty compilation cache and with the one it left."""
+  """The first GRPO step with an empty compilation cache and with the one it left, on one core and on all."""
   lines = []
-  with tempfile.TemporaryDirectory() as cache:
-    env = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    for label in ("empty", "filled"):
-      words = [sys.executable, str(HERE / "update.py"), "--cases", "step", "--reps", "1"]
-      figures = run_pinned(words, core, env)
-      first = figures["step"]
-      lines.append(
-        f"first step, {label} compilation cache: {first['first_cpu_s']:.1f} s CPU, "
-        f"{first['first_s']:.1f} s wall; peak {figures['peak_gib']:.2f} GiB"
-      )
+  for pinned, place in ((core, "one core"), (None, "all cores")):
+    with tempfile.TemporaryDirectory() as cache:
+      env = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+      for label in ("empty", "filled"):
+        words = [sys.executable, str(HERE / "update.py"), "--cases", "step", "--reps", "1"]
+        figures = run_pinned(words, pinned, env)
+        first = figures["step"]
+        lines.append(
+          f"first step, {place}, {label} compilation cache: {first['first_cpu_s']:.1f} s CPU, "
+          f"{first['first_s']:.1f} s wall; peak {figures['peak_gib']:.2f} GiB"
+        )
   return lines
 
 
