@@ -37,6 +37,26 @@ def lab(config: Config, variant: str) -> None:
     config.train.tasks = 4
 
 
+def hints(config: Config, variant: str) -> None:
+  """The hints, town 0: tasks that look alike, where one memory helps and others mislead."""
+  recipes._check(variant)
+  (recipes._paper if variant == "paper" else recipes._laptop)(config)
+  config.env.town = 0  # [us]: never imitated
+  config.eval.options.split = "heldout"  # other colours: transfer with a frozen memory
+  _rounds(config, tasks=96, batch=24, rounds=10)  # rounds [P]
+  config.method.query = "goal"
+  if variant == "paper":
+    return
+  config.method.note = "tip"
+  config.episodic.build = "note"
+  config.episodic.delta = 0.65  # [T]: the 80th percentile of the tasks' similarity is .61
+  config.sampling.play_tokens = 6
+  recipes._pack(config, length=192, rows=16, context=96)
+  if variant == "smoke":
+    recipes._smoke(config)
+    config.train.tasks = 4
+
+
 def alfworld(config: Config, variant: str) -> None:
   """3553 games in batches of 32, 10 rounds [P]; transfer to the unseen rooms."""
   _paper(config, variant, "alfworld", tasks=3553, batch=32, tokens=512)
