@@ -10,13 +10,15 @@ saved (a signal, the collapse guard), 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import importlib.util
 import json
 import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -49,6 +51,11 @@ examples:
   python experiments/run.py --config=experiments/lamer_sokoban.py --workdir=DIR --mode=export
   python experiments/run.py --config=experiments/lamer_darkroom.py --mode=eval \\
       --config.remote.url=http://127.0.0.1:8000/v1   (python -m memrl_jax.sampling.serve --help)
+  python experiments/run.py --config=experiments/memrl_hle.py:paper --config.env.data=FILE \\
+      --config.remote.url=https://HOST/v1 --config.remote.model=NAME   (its key in MEMRL_API_KEY)
+
+Behind a server that reads text, a method that trains nothing needs no model here; one that takes token ids
+(ours, vLLM, SGLang) needs the tokenizer in config.model.checkpoint, or config.remote.api=chat.
 
 FILE may be relative to the current folder or to the project. A wrong key is answered with the nearest
 right one; the whole config of a run stands in its config.json.
@@ -181,37 +188,76 @@ def run(arguments: Arguments) -> int:
   """Checks everything that can be checked at once, then trains or evaluates; returns the exit code."""
   experiment = load(arguments.config, arguments.overrides)
   from experiments import base
-  from memrl_jax import methods
   from memrl_jax.training import folder
 
   settings = base.settings(experiment.config, experiment.name, experiment.variant)
-  check(settings)
+  served = bool(settings.remote.url) and arguments.mode != "export"
+  trains = settings.trains and arguments.mode == "train"
+  if served and not trains:
+    _check_served(arguments, settings)
+  check(settings, models=trains or not served)
   name = f"{experiment.name}-{experiment.variant}-{folder.config_hash(experiment.record())}"
   path = pathlib.Path(arguments.workdir or pathlib.Path("runs") / name)
-  if settings.remote.url and arguments.mode == "adapt":
-    raise ValueError(
-      "a memory is filled with weights of this process; leave config.remote.url empty for --mode=adapt"
-    )
-  plays = arguments.mode == "eval" or not settings.train.updates
-  if settings.remote.url and plays and settings.method_name in methods.REMEMBERING:
-    raise ValueError(
-      f"{settings.method_name} is evaluated with the memory of its run, in this process; leave "
-      "config.remote.url empty for --mode=eval"
-    )
-  if settings.remote.url and arguments.mode != "export":
-    return _run_remote(arguments, experiment, settings, path)
   work = {"train": _train, "eval": _evaluate, "adapt": _adapt, "export": _export}[arguments.mode]
-  return work(arguments, experiment, settings, path)
+  with _connected(settings, trains) if served else contextlib.nullcontext() as client:
+    return work(arguments, experiment, settings, path, client)
 
 
-def check(settings: Any) -> None:
-  """What a run needs from disk: its model and its panel. ValueError says what is wrong with them."""
+def _check_served(arguments: Arguments, settings: Any) -> None:
+  """What cannot be played with the weights of a server: all that goes with those of a run."""
+  from memrl_jax import methods
+
+  if settings.frozen:
+    return
+  if arguments.mode == "adapt":
+    raise ValueError(
+      f"--mode=adapt fills a memory with the weights that {settings.method_name} trained; leave "
+      "config.remote.url empty, or choose a method that trains nothing"
+    )
+  if settings.method_name in methods.REMEMBERING:
+    raise ValueError(
+      f"{settings.method_name} is evaluated with the weights and the memory of its run, in this process; "
+      "leave config.remote.url empty for --mode=eval"
+    )
+
+
+@contextlib.contextmanager
+def _connected(settings: Any, trains: bool) -> Iterator[Any]:
+  """The server of config.remote.url, which can do what this run wants of it; else ValueError, OSError."""
+  from memrl_jax.sampling import remote
+
+  with remote.Client(settings.remote) as client:
+    if trains:
+      client.check_trainable(settings.sampling.temperature)
+      if not settings.remote.weights:
+        raise ValueError(
+          "training with a sampler on a server needs a directory that both see, for the new weights; "
+          "name one (config.remote.weights)"
+        )
+    elif not client.reads_text:
+      try:
+        settings.model.directory()
+      except ValueError as error:
+        raise ValueError(
+          f"{client.url} takes token ids, so the tokenizer of its model is needed here: {error}; or set "
+          "config.remote.api to chat"
+        ) from None
+    if settings.method_name == "retrospex" and not client.gives.logps:
+      raise ValueError(
+        f"retrospex weighs responses by their log-probs, and {client.url} ({client.gives.api}) gives none; "
+        "serve the model with memrl_jax.sampling.serve, vLLM or SGLang (config.remote.url)"
+      )
+    yield client
+
+
+def check(settings: Any, *, models: bool = True) -> None:
+  """What a run needs from disk: its `models` and its panel. ValueError says what is wrong with them."""
   from memrl_jax.envs import panel as panels
   from memrl_jax.memory import transfer
   from memrl_jax.models import lora, weights
 
-  models = [(settings, "config.")] + [(settings.extractor, "config.extractor.")] * settings.extracts
-  for parts, place in models:
+  needed = [(settings, "config.")] + [(settings.extractor, "config.extractor.")] * settings.extracts
+  for parts, place in needed if models else ():
     try:
       directory = parts.model.directory()
       if parts.lora.rank:
@@ -237,11 +283,7 @@ def check(settings: Any) -> None:
 
 
 def _train(
-  arguments: Arguments,
-  experiment: Experiment,
-  settings: Any,
-  path: pathlib.Path,
-  client: Any = None,
+  arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path, client: Any
 ) -> int:
   """Trains; `client` samples in place of an engine here."""
   from memrl_jax.training import folder, loop
@@ -250,7 +292,7 @@ def _train(
     path,
     experiment.record(),
     arguments.resume,
-    may_differ=("train.updates",),
+    may_differ=_ON_RESUME,
     seeds={"run": settings.seed},
   ) as run_folder:
     done = max(_checkpoints(run_folder), default=0)
@@ -258,51 +300,60 @@ def _train(
       status = f"finished before: all {done} updates are done; raise config.train.updates to go on"
       run_folder.end_session(status, done)
     else:
-      more = {} if client is None else {"client": client}
-      status = loop.train(settings, run_folder, **more)
+      status = loop.train(settings, run_folder, client=client)
     print(f"{status}\nreport: {run_folder.report}")
   return 0 if status.startswith("finished") else 3
 
 
 def _evaluate(
-  arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path
+  arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path, client: Any
 ) -> int:
-  """Plays the panel with a checkpoint. Another evaluation section is welcome, another run is not."""
+  """Plays the panel with a checkpoint. Another evaluation section is welcome, another run is not.
+
+  Behind a server a method that remembers nothing needs no run.
+  """
+  from memrl_jax import methods
   from memrl_jax.training import loop
 
-  return _on_checkpoint(
-    arguments, experiment, settings, path, loop.evaluate_checkpoint, "evaluated"
-  )
+  needs_run = client is None or settings.method_name in methods.REMEMBERING
+  work = functools.partial(loop.evaluate_checkpoint, client=client)
+  return _in_folder(arguments, experiment, settings, path, work, "evaluated", needs_run)
 
 
-def _adapt(arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path) -> int:
+def _adapt(
+  arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path, client: Any
+) -> int:
   """Fills a memory in rounds; a frozen method needs no run to start from."""
   from memrl_jax.training import adapt
 
-  return _on_checkpoint(arguments, experiment, settings, path, adapt.adapt, "adapted")
+  work, needs_run = functools.partial(adapt.adapt, client=client), not settings.frozen
+  return _in_folder(arguments, experiment, settings, path, work, "adapted", needs_run)
 
 
-def _export(arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path) -> int:
+def _export(
+  arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path, client: None
+) -> int:
   """Writes the weights of a checkpoint as a Hugging Face directory inside the run folder."""
   from memrl_jax.training import loop
 
-  return _on_checkpoint(arguments, experiment, settings, path, loop.export_checkpoint, "exported")
+  return _in_folder(arguments, experiment, settings, path, loop.export_checkpoint, "exported", True)
 
 
-def _on_checkpoint(
+def _in_folder(
   arguments: Arguments,
   experiment: Experiment,
   settings: Any,
   path: pathlib.Path,
   work: Callable[[Any, Any, int | None], Any],
   status: str,
+  needs_run: bool,
 ) -> int:
-  """Does `work` with the checkpoint that was asked for, in the folder of its run."""
+  """Does `work` in the folder of a run, with the checkpoint that was asked for if it `needs_run`."""
   from memrl_jax.training import folder
 
-  record, newest = experiment.record(), 0
-  if not (settings.frozen and arguments.mode == "adapt"):
-    newest = _newest_checkpoint(arguments, settings, path)
+  record = experiment.record()
+  newest = _newest_checkpoint(arguments, settings, path) if needs_run else 0
+  if folder.RunFolder(path).config.is_file():
     record = _as_trained(record, folder.RunFolder(path))
   with folder.RunFolder.create(
     path, record, resume=True, seeds={"run": settings.seed}
@@ -335,73 +386,11 @@ def _newest_checkpoint(arguments: Arguments, settings: Any, path: pathlib.Path) 
   return steps[-1]
 
 
-def _run_remote(
-  arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path
-) -> int:
-  """Trains with the sampler behind config.remote.url, or plays the panel with the model there."""
-  from memrl_jax.sampling import remote
-  from memrl_jax.training import folder
-
-  with remote.Client(settings.remote) as client:
-    if arguments.mode == "train" and settings.train.updates:
-      client.check_trainable(settings.sampling.temperature)
-      if not settings.remote.weights:
-        raise ValueError(
-          "training with a sampler on a server needs a directory that both see, for the new weights; "
-          "name one (config.remote.weights)"
-        )
-      return _train(arguments, experiment, settings, path, client)
-    record = experiment.record()
-    if (path / "config.json").is_file():
-      record = _as_trained(record, folder.RunFolder(path))
-    with folder.RunFolder.create(
-      path, record, resume=True, seeds={"run": settings.seed}
-    ) as run_folder:
-      _play_remote(settings, run_folder, client)
-      run_folder.end_session(f"evaluated {client.url}", client.version)
-      print(f"report: {run_folder.report}")
-  return 0
-
-
-def _play_remote(settings: Any, run_folder: Any, client: Any) -> None:
-  """Adds a record and the report, as `loop.evaluate_checkpoint` does for weights in this process."""
-  from memrl_jax import methods
-  from memrl_jax.envs import base as env_base
-  from memrl_jax.rollout import credit, policies
-  from memrl_jax.training import evaluate, metrics, report
-
-  e, s, train = settings.eval, settings.sampling, settings.train
-  policy = policies.RemotePolicy(
-    client,
-    None if client.reads_text else settings.model.chat(),
-    policies.SamplingConfig(e.temperature, e.top_p, e.top_k, s.play_tokens, s.reflect_tokens),
-    max(settings.engine.buckets),
-  )
-  horizon = evaluate.horizon(env_base.family(settings.env.name), settings.env.options)
-  shape = credit.Shape(train.groups * train.group_size, settings.method.attempts, horizon)
-  arms = methods.make(settings.method, settings.credit, shape).arms
-  with metrics.MetricsLog(run_folder) as log, metrics.Progress(0) as progress:
-    progress.say(
-      f"{client.gives.model} at {client.url} plays {e.tasks} tasks of {e.panel}/{e.half}"
-    )
-    record, trials = evaluate.Evaluator(settings, arms).run(
-      policy, step=client.version, label="remote"
-    )
-    for line in evaluate.table(record):
-      progress.say(line)
-    log.write_eval(record | {"server": {"url": client.url, **client.gives._asdict()}})
-    log.write_eval_trials(
-      client.version,
-      {
-        arm: [trial.to_json() for trial in played[: e.save_trials]]
-        for arm, played in trials.items()
-      },
-    )
-  report.write_report(run_folder)
-  played = [trial for of_arm in trials.values() for trial in of_arm]
-  if all(trial.void for trial in played):
-    raise ValueError(f"all {len(played)} trials were void ({played[0].void})")
-
+# What may change when a run goes on: its length, where its server listens and how it is waited for.
+_ON_RESUME = (
+  "train.updates", "remote.url", "remote.key_env", "remote.concurrency", "remote.connect_s", "remote.read_s",
+  "remote.retries", "remote.backoff_s",
+)  # fmt: skip
 
 # What an evaluation may change: training does not depend on it, or has read it already.
 _OF_EVALUATION = ("eval", "remote", "adapt", "tips", "memory")

@@ -19,6 +19,8 @@ from memrl_jax.training import loop, settings
 
 EMPO2 = "--config=experiments/empo2_lab.py:smoke"
 LAMER = "--config=experiments/lamer_darkroom.py:smoke"
+MEMRL = "--config=experiments/memrl_hle.py:smoke"
+SERVED = "--config.remote.url=http://127.0.0.1:1/v1"  # where nobody listens
 
 
 @pytest.fixture
@@ -26,14 +28,14 @@ def calls(monkeypatch, tmp_path):
   """What would have been trained or evaluated; a trained run leaves checkpoints 1 and 2."""
   made = []
 
-  def train(settings, folder, *, quiet=False):
+  def train(settings, folder, *, client=None):
     made.append(("train", settings))
     for step in ("1", "2", "3.orbax-checkpoint-tmp-0"):
       (folder.checkpoints / step).mkdir(exist_ok=True)
     folder.metrics.write_text("{}\n")
     return "finished"
 
-  def evaluate(settings, folder, step):
+  def evaluate(settings, folder, step, *, client=None):
     made.append(("eval", settings, step))
 
   monkeypatch.setattr(loop, "train", train)
@@ -94,8 +96,10 @@ def test_adapters_that_do_not_fit_the_model_are_refused_before_there_is_a_run_fo
     ((LAMER, "--config.train.group_size=1"), "group of 1"),
     ((LAMER, "--config.pack.response=4"), "config.pack.response"),
     ((LAMER, "--config.novelty.kind=prototypes"), "lamer pays no novelty reward"),
-    ((LAMER, "--mode=adapt", "--config.remote.url=http://127.0.0.1:1/v1"), "config.remote.url"),
+    ((LAMER, "--mode=adapt", "--config.remote.url=http://127.0.0.1:1/v1"), "that lamer trained"),
     ((EMPO2, "--mode=eval", "--config.remote.url=http://127.0.0.1:1/v1"), "memory of its run"),
+    ((MEMRL, "--config.memory.embedder=policy", SERVED), "behind config.remote.url"),
+    ((MEMRL, "--config.model.checkpoint=nowhere", SERVED), "start one (python -m"),
     ((EMPO2, "--config.loss.off_policy=none"), "config.loss.off_policy"),
     ((EMPO2, "--config.tips.rank=best"), "choose one of score, similarity"),
     ((EMPO2, "--config.env.family=door-1"), "family 'door-1' is not known"),
@@ -217,7 +221,7 @@ def test_evaluation_may_change_what_is_evaluated_and_keeps_the_run_s_config(
 
 def test_exit_codes_tell_stopped_interrupted_and_broken_apart(calls, capsys, tmp_path, monkeypatch):
   def ends(how):
-    def train(settings, folder, *, quiet=False):
+    def train(settings, folder, *, client=None):
       if isinstance(how, str):
         return how
       raise how

@@ -17,6 +17,7 @@ from memrl_jax.envs import panel as panels
 from memrl_jax.envs import pool
 from memrl_jax.methods import empo2
 from memrl_jax.rollout import collect
+from memrl_jax.sampling import remote
 from memrl_jax.training import checkpoint, evaluate, folder, loop, memories, metrics, report
 from memrl_jax.training import settings as settings_lib
 from memrl_jax.training.settings import Settings
@@ -26,7 +27,11 @@ ADAPT = 4  # stream of randomness under the run's seed
 
 
 def adapt(
-  settings: Settings, run_folder: folder.RunFolder, step: int | None
+  settings: Settings,
+  run_folder: folder.RunFolder,
+  step: int | None,
+  *,
+  client: remote.Client | None = None,
 ) -> list[dict[str, Any]]:
   """Plays all rounds with a checkpoint of this folder; returns and writes one record a round.
 
@@ -35,7 +40,7 @@ def adapt(
   """
   shutil.rmtree(run_folder.adapt, ignore_errors=True)
   run_folder.adapt.mkdir()
-  run = loop.Run(settings)
+  run = loop.Run(settings, client)
   with (
     checkpoint.Checkpoints(
       run_folder.checkpoints, keep=settings.train.keep, keep_every=None
@@ -43,7 +48,7 @@ def adapt(
     metrics.Progress(settings.adapt.rounds + 1) as progress,
   ):
     done = 0 if settings.frozen else run.load(saved, step, memory=False)
-    run.sync()
+    run.actor.sync()
     run.warmup()
     embedding = memories.embedder(settings, run.actor.cfg, run.actor.initial, run.actor.chat)
     remembered = memories.remembered(settings, embedding, run_folder.adapt / "memory")
@@ -63,7 +68,7 @@ def _rounds(settings, run, memory, done, progress, run_folder) -> list[dict[str,
     settings.method if isinstance(settings.method, empo2.Empo2Config) else empo2.Empo2Config()
   )
   program = empo2.trial(config, settings.tips, reads=True, writes=True)
-  policy, records = run.policy(run.eval_sampling), []
+  policy, records = run.actor.policy(run.eval_sampling), []
   envs = pool.EnvPool(
     run.family,
     options,

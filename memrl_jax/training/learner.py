@@ -1,6 +1,8 @@
 """One language model of a run: its weights, its words, what samples with it and what trains it.
 
-A run has one, or, where a second model writes the memory, two, each on a mesh of its own.
+A run has one, or, where a second model writes the memory, two, each on a mesh of its own. It is a `Learner`,
+sampled by an engine of this process or by a server that is handed the weights; or it is `Served`: nothing of
+it is here.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 
 from memrl_jax.models import lora, weights
 from memrl_jax.rollout import pack, policies
-from memrl_jax.sampling import engine
+from memrl_jax.sampling import engine, remote
 from memrl_jax.training import mesh, objective
 from memrl_jax.training import settings as settings_lib
 from memrl_jax.training import step as steps
@@ -36,7 +38,7 @@ class Learner:
   """A model and how it is trained; `state` is what training changes.
 
   `initial` are the weights it comes with, `start` what training begins from and a KL term refers to
-  (with adapters: theirs).
+  (with adapters: theirs). `client` is the server that samples; without one an `engine` here does.
   """
 
   def __init__(
@@ -48,16 +50,18 @@ class Learner:
     frozen: bool,
     critic: bool = False,
     keep: bool = False,
+    client: remote.Client | None = None,
   ):
     """`total`: optimiser steps, for the schedule. `keep`: an old `state` stays readable after an update."""
-    self.parts, self.frozen = parts, frozen
+    self.parts, self.frozen, self.client = parts, frozen, client
+    self._pushed: Any = None  # the params that the server has
     self.mesh = mesh.make(parts.mesh)
     self.cfg, self.initial = weights.load_directory(
       parts.model.directory(), dtype=parts.model.dtype, place=mesh.placement(self.mesh)
     )
     self.chat = parts.model.chat()
     self.start = self.initial
-    self.engine = engine.Engine(self.cfg, self.initial, parts.engine)
+    self.engine = None if client else engine.Engine(self.cfg, self.initial, parts.engine)
     adapted = self._adapt(seed) if parts.lora.rank else {}
     self.trainer = steps.Trainer(
       self.cfg,
@@ -98,9 +102,25 @@ class Learner:
 
   def policy(
     self, sampling: policies.SamplingConfig, sampler: engine.Engine | None = None
-  ) -> policies.LanguagePolicy:
-    """The weights that the engine (or another one) holds, as a policy."""
+  ) -> policies.LanguagePolicy | policies.RemotePolicy:
+    """The weights that the engine (or another one) or the server holds, as a policy."""
+    if self.client is not None:
+      return policies.RemotePolicy(self.client, self.chat, sampling, self.context)
     return policies.LanguagePolicy(sampler or self.engine, self.chat, sampling, self.context)
+
+  def sync(self) -> None:
+    """Hands the weights to the sampler, which starts afresh: nothing depends on what it did before."""
+    trained = self.state.params["policy"]
+    if self.client is None:
+      self.engine.set_params(self.params)
+    elif trained is not self._pushed:
+      self.client.push_params(self.cfg, self.params)
+      self._pushed = trained
+
+  def warmup(self) -> None:
+    """Compiles what sampling needs here."""
+    if self.engine is not None:
+      self.engine.warmup()
 
   def learn(
     self, rows: Sequence[Turn], minibatches: int, rng: np.random.Generator
@@ -158,9 +178,46 @@ class Learner:
 
   def saved(self) -> dict[str, Any]:
     """The arrays of a checkpoint; frozen weights are where they came from."""
-    return {"frozen": np.zeros(1)} if self.frozen else self.state._asdict()
+    return _nothing() if self.frozen else self.state._asdict()
 
   def load(self, arrays: dict[str, Any]) -> None:
     """Back to what `saved` gave."""
     if not self.frozen:
       self.state = steps.TrainState(**arrays)
+
+
+class Served:
+  """A model that stays as it is, behind a server: no weights here, and nothing to compile.
+
+  The part of a `Learner` that playing needs. A server that takes ids wants the model's tokenizer; one that
+  reads text wants nothing. Its checkpoints are those of a frozen `Learner`.
+  """
+
+  engine = cfg = initial = None
+
+  def __init__(self, parts: Parts, client: remote.Client):
+    self.client = client
+    self.chat = None if client.reads_text else parts.model.chat()
+    self.context = max(parts.engine.buckets)
+
+  def policy(self, sampling: policies.SamplingConfig) -> policies.RemotePolicy:
+    """What the server holds, as a policy."""
+    return policies.RemotePolicy(self.client, self.chat, sampling, self.context)
+
+  def sync(self) -> None:
+    """The server has its weights."""
+
+  def warmup(self) -> None:
+    """Nothing is compiled."""
+
+  def saved(self) -> dict[str, Any]:
+    """The arrays of a checkpoint."""
+    return _nothing()
+
+  def load(self, arrays: dict[str, Any]) -> None:
+    """There is nothing to go back to."""
+
+
+def _nothing() -> dict[str, Any]:
+  """Stands in a checkpoint for weights that are where they came from."""
+  return {"frozen": np.zeros(1)}

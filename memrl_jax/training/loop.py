@@ -68,8 +68,9 @@ def _seeds(settings: Settings, update: int) -> list[int]:
 class Run:
   """All parts of one run, built from its settings: model, sampler, environments, method, trainer.
 
-  `client` is the server that samples, where that is not the engine of this process; `memory` the folder
-  of what the method remembers (None: it remembers in this process only).
+  `client` is the server that samples, where that is not the engine of this process: with weights that it is
+  handed, if the run `trains`, else with its own, and then there are none here. `memory` is the folder of what
+  the method remembers (None: it remembers in this process only).
   """
 
   def __init__(
@@ -77,16 +78,22 @@ class Run:
     settings: Settings,
     client: remote.Client | None = None,
     memory: pathlib.Path | None = None,
+    *,
+    trains: bool = False,
   ):
     self.settings, self.client = settings, client
-    self._pushed: Any = None  # the params that the server has
-    self.actor = learner.Learner(
-      settings,
-      seed=settings.seed,
-      total=settings.train.updates * settings.train.minibatches,
-      frozen=settings.frozen,
-      critic=settings.credit.estimator == "ppo",
-    )
+    self.actor: learner.Learner | learner.Served
+    if client is not None and not trains:
+      self.actor = learner.Served(settings, client)
+    else:
+      self.actor = learner.Learner(
+        settings,
+        seed=settings.seed,
+        total=settings.train.updates * settings.train.minibatches,
+        frozen=settings.frozen,
+        critic=settings.credit.estimator == "ppo",
+        client=client,
+      )
     self.family = env_base.family(settings.env.name)
     self.prompts = self.family.prompts(settings.env.options)
     self.horizon = evaluate.horizon(self.family, settings.env.options)
@@ -109,7 +116,7 @@ class Run:
       self.extractor = extractor.Extractor(settings, self.method.memory.manager, merge)
     self.evaluator = evaluate.Evaluator(settings, self.method.arms)
     self.guard = guard.Guard(settings.guard)
-    self.sync()  # before the engine warms up: placement is part of what is compiled
+    self.actor.sync()  # before the engine warms up: placement is part of what is compiled
 
   def _credit_shape(self) -> credit.Shape:
     settings = self.settings
@@ -119,41 +126,23 @@ class Run:
       methods.turns(settings.method, self.horizon),
     )
 
-  def policy(
-    self, sampling: policies.SamplingConfig
-  ) -> policies.LanguagePolicy | policies.RemotePolicy:
-    """The current weights as a policy."""
-    if self.client is not None:
-      return policies.RemotePolicy(self.client, self.actor.chat, sampling, self.actor.context)
-    return self.actor.policy(sampling)
-
   @property
   def eval_sampling(self) -> policies.SamplingConfig:
     """How an evaluation samples."""
     e, s = self.settings.eval, self.settings.sampling
     return policies.SamplingConfig(e.temperature, e.top_p, e.top_k, s.play_tokens, s.reflect_tokens)
 
-  def sync(self) -> None:
-    """Hands the weights to the sampler, which starts afresh: nothing depends on what it did before."""
-    trained = self.actor.state.params["policy"]
-    if self.client is None:
-      self.actor.engine.set_params(self.actor.params)
-    elif trained is not self._pushed:
-      self.client.push_params(self.actor.cfg, self.actor.params)
-      self._pushed = trained
-
   def warmup(self) -> None:
     """Compiles what sampling needs."""
-    if self.client is None:
-      self.actor.engine.warmup()
+    self.actor.warmup()
     if self.extractor is not None:
       self.extractor.warmup()
 
   def rollout(self, update: int, envs: pool.EnvPool) -> list[Trial]:
     """Plays the trials of one update with the current weights."""
     settings = self.settings
-    self.sync()
-    policy = self.policy(settings.sampling)
+    self.actor.sync()
+    policy = self.actor.policy(settings.sampling)
     trials = plan(settings, update)
     self.method.plan(trials, np.random.default_rng([settings.seed, MODE, update]))
     advisor = None
@@ -208,15 +197,16 @@ class Run:
     self, step: int, label: str, progress: metrics.Progress
   ) -> tuple[dict[str, Any], dict[str, list[Trial]]]:
     """Plays the panel with the current weights."""
-    self.sync()
+    self.actor.sync()
     e, sampling = self.settings.eval, self.eval_sampling
     base = None
     if "base" in e.swap:
       frozen = engine.Engine(self.actor.cfg, self.actor.initial, self.settings.engine)
       base = self.actor.policy(sampling, frozen)
-    progress.say(f"evaluating at update {step} on {e.tasks} tasks of {e.panel}/{e.half} ...")
+    who = f"{self.client.gives.model} at {self.client.url}, " if self.client else ""
+    progress.say(f"evaluating {who}update {step}, on {e.tasks} tasks of {e.panel}/{e.half} ...")
     record, trials = self.evaluator.run(
-      self.policy(sampling),
+      self.actor.policy(sampling),
       step=step,
       label=label,
       base=base,
@@ -225,6 +215,8 @@ class Run:
     )
     for arm, played in trials.items():
       record["arms"][arm] |= self.method.summary(played) | mix.by_part(played)
+    if self.client is not None:
+      record["server"] = {"url": self.client.url, **self.client.gives._asdict()}
     for line in evaluate.table(record):
       progress.say(line)
     return record, trials
@@ -275,7 +267,7 @@ def train(
   """Runs or continues the run of this folder; returns how it ended ("finished", ...)."""
   train_settings = settings.train
   with (
-    contextlib.closing(Run(settings, client, run_folder.memory)) as run,
+    contextlib.closing(Run(settings, client, run_folder.memory, trains=settings.trains)) as run,
     checkpoint.StopSignal() as stop,
     checkpoint.Checkpoints(
       run_folder.checkpoints, keep=train_settings.keep, keep_every=None
@@ -290,7 +282,8 @@ def train(
     with metrics.Progress(train_settings.updates, start=done, quiet=quiet) as progress:
       run.warmup()
       if not train_settings.updates:
-        _evaluate(run, log, 0, "final", progress)
+        void = _evaluate(run, log, 0, "final", progress)
+        status = f"stopped: {void}" if void else status
       elif not done and settings.eval.at_start:
         _evaluate(run, log, 0, "start", progress)
       envs = pool.EnvPool(
@@ -309,7 +302,8 @@ def train(
             break
           last = done == train_settings.updates
           if last or _due(done, settings.train.eval_every):
-            _evaluate(run, log, done, "final" if last else "update", progress)
+            void = _evaluate(run, log, done, "final" if last else "update", progress)
+            status = f"stopped: {void}" if void and last else status
           if last or stop.requested or _due(done, settings.train.checkpoint_every):
             run.save(saved, done)
           if stop.requested and not last:
@@ -334,7 +328,8 @@ def _update(run: Run, log: metrics.MetricsLog, envs: pool.EnvPool, update: int, 
   they are all that is needed to look at what went wrong.
   """
   began = time.perf_counter()
-  before = run.actor.engine.stats
+  sampler = run.actor.engine  # None where a server samples
+  before = sampler and sampler.stats
   trials = run.rollout(update, envs)
   rolled = time.perf_counter()
   numbers = evaluate.rollout_metrics(trials)
@@ -344,14 +339,12 @@ def _update(run: Run, log: metrics.MetricsLog, envs: pool.EnvPool, update: int, 
   numbers |= {f"part/{name}": value for name, value in mix.by_part(trials).items()}
   learned = time.perf_counter()
   reason = _reason_to_stop(run, update, trials, numbers)
-  timing = {
-    "seconds/rollout": rolled - began,
-    "seconds/learn": learned - rolled,
-    **_engine_timing(before, run.actor.engine.stats, rolled - began),
-  }
+  timing = {"seconds/rollout": rolled - began, "seconds/learn": learned - rolled}
   if run.extractor is not None:
     timing |= run.extractor.timing()
-  if run.client is not None:
+  if sampler is not None:
+    timing |= _engine_timing(before, sampler.stats, rolled - began)
+  else:
     counts = dataclasses.asdict(run.client.counts)
     timing |= {f"remote/{name}": count for name, count in counts.items()}
   log.write(update + 1, numbers, timing)
@@ -404,30 +397,52 @@ def _engine_timing(before: engine.Stats, after: engine.Stats, seconds: float) ->
   }
 
 
-def _evaluate(run: Run, log: metrics.MetricsLog, step: int, label: str, progress) -> None:
+def _evaluate(run: Run, log: metrics.MetricsLog, step: int, label: str, progress) -> str | None:
+  """Plays the panel and writes what came of it; returns why nothing did, if nothing did."""
   record, trials = run.evaluate(step, label, progress)
   log.write_eval(record)
   keep = run.settings.eval.save_trials
   log.write_eval_trials(
     step, {arm: [trial.to_json() for trial in played[:keep]] for arm, played in trials.items()}
   )
+  played = [trial for of_arm in trials.values() for trial in of_arm]
+  if any(trial.void is None for trial in played):
+    return None
+  return f"all {len(played)} trials were void ({played[0].void})"
 
 
-def evaluate_checkpoint(settings: Settings, run_folder: folder.RunFolder, step: int | None) -> None:
-  """--mode=eval: plays the panel with a checkpoint of this folder; adds a record and the report."""
+def evaluate_checkpoint(
+  settings: Settings,
+  run_folder: folder.RunFolder,
+  step: int | None,
+  *,
+  client: remote.Client | None = None,
+) -> None:
+  """--mode=eval: plays the panel with a checkpoint of this folder; adds a record and the report.
+
+  Behind a server a checkpoint is what the method remembers; one that remembers nothing needs none.
+
+  Raises:
+    ValueError: every trial was void.
+  """
   with (
     memories.copy(run_folder.memory) as memory,  # a checkpoint takes its memory back to its version
-    contextlib.closing(Run(settings, memory=memory)) as run,
+    contextlib.closing(Run(settings, client, memory)) as run,
     checkpoint.Checkpoints(
       run_folder.checkpoints, keep=settings.train.keep, keep_every=None
     ) as saved,
     metrics.MetricsLog(run_folder) as log,
     metrics.Progress(0) as progress,
   ):
-    done = run.load(saved, step)
+    if client is None or run.method.memory is not None:
+      done, label = run.load(saved, step), "eval"
+    else:
+      done, label = client.version, "remote"
     run.warmup()
-    _evaluate(run, log, done, "eval", progress)
+    void = _evaluate(run, log, done, label, progress)
   report.write_report(run_folder)
+  if void:
+    raise ValueError(void)
 
 
 def export_checkpoint(

@@ -338,6 +338,11 @@ class Settings:
     """Whether this method trains nothing."""
     return methods.METHODS[self.method_name] is None
 
+  @property
+  def trains(self) -> bool:
+    """Whether this run changes weights."""
+    return self.train.updates > 0 and not self.frozen
+
   def _check_method(self) -> None:
     allowed = methods.METHODS[self.method_name]
     remembers = self.method_name in methods.REMEMBERING
@@ -378,6 +383,11 @@ class Settings:
 
   def _check_memory(self) -> None:
     """Options of a memory belong to methods that have one: elsewhere they would do nothing."""
+    if self.frozen and self.remote.url and self.memory.embedder == "policy":
+      raise ValueError(
+        f"the policy embedder reads the weights, and those of {self.method_name} are behind config.remote.url; "
+        "choose hash, minilm or remote (config.memory.embedder)"
+      )
     if self.method_name == "empo2" and self.loss.off_policy == "none":
       raise ValueError(
         f"{self.method_name} trains rows without the tips they were sampled with; say whose log-probs "
@@ -432,12 +442,12 @@ class Settings:
 
   def _check_sizes(self) -> None:
     tokens = max(self.sampling.play_tokens, self.sampling.reflect_tokens)
-    if self.train.updates and tokens > self.pack.response:
+    if self.trains and tokens > self.pack.response:
       raise ValueError(
         f"responses of up to {tokens} tokens (config.sampling) do not fit config.pack.response = "
         f"{self.pack.response}; raise it"
       )
-    if self.train.updates and self.pack.length < max(self.engine.buckets):
+    if self.trains and self.pack.length < max(self.engine.buckets):
       raise ValueError(
         f"a row of up to {max(self.engine.buckets)} tokens (config.engine.buckets) does not fit "
         f"sequences of config.pack.length = {self.pack.length}; raise it"
