@@ -15,6 +15,7 @@ Letters: B packed sequences, T positions, S rows in one sequence, K sampled toke
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,10 +24,14 @@ Phase = Literal["play", "reflect", "judge", "advise"]  # who advises is another 
 
 
 class Message(NamedTuple):
-  """One chat message; `role` is "system", "user" or "assistant"."""
+  """One chat message; `role` is "system", "user" or "assistant".
+
+  `images` go with it: data URLs (data:image/png;base64,...) or http addresses, for a model that takes them.
+  """
 
   role: str
   content: str
+  images: tuple[str, ...] = ()
 
 
 class Sample(NamedTuple):
@@ -173,7 +178,7 @@ def _turn_json(turn: Turn, with_ids: bool) -> dict[str, Any]:
     "attempt": turn.attempt,
     "phase": turn.phase,
     "index": turn.index,
-    "messages": [list(message) for message in turn.messages],
+    "messages": [[message.role, message.content] for message in turn.messages],
     "text": turn.sample.text,
     "finish": turn.sample.finish,
     "action": turn.action,
@@ -189,6 +194,13 @@ def _turn_json(turn: Turn, with_ids: bool) -> dict[str, Any]:
     "advantage": turn.advantage,
     "advantage_terms": turn.advantage_terms,
   }
+  pictured = [
+    {"message": number} | image_reference(url)
+    for number, message in enumerate(turn.messages)
+    for url in message.images
+  ]
+  if pictured:
+    record["images"] = pictured
   if with_ids:
     record |= {
       "prompt_ids": turn.sample.prompt_ids.tolist(),
@@ -196,6 +208,12 @@ def _turn_json(turn: Turn, with_ids: bool) -> dict[str, Any]:
       "logps": [float(value) for value in turn.sample.logps],
     }
   return record
+
+
+def image_reference(url: str) -> dict[str, str]:
+  """What a record keeps of an image, which may have megabytes: its kind, and the SHA-256 of its URL's text."""
+  kind = url[len("data:") :].partition(",")[0].partition(";")[0] if url.startswith("data:") else ""
+  return {"media_type": kind, "sha256": hashlib.sha256(url.encode()).hexdigest()}
 
 
 class TokenBatch(NamedTuple):

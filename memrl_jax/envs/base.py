@@ -28,6 +28,7 @@ class Observation:
 
   `goal` is what the agent is asked to do ("" where every task asks the same), `task` the stable name of
   the task and its variation ("" = the seed); both are needed in the first observation of an attempt only.
+  `images` go with the text (types.Message).
   """
 
   text: str
@@ -35,6 +36,7 @@ class Observation:
   admissible: tuple[str, ...] | None = None
   goal: str = ""
   task: str = ""
+  images: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ class Exam(base.Seeded):
     super().__init__(options, draw, horizon=1)
 
   def _begin(self, task: hle_tasks.Question) -> base.Observation:
-    return self._observe(task.question, "")
+    return self._observe(task.question, "", (task.image,) if task.image else ())
 
   def step(self, response: str) -> base.StepResult:
     self._check_open()
@@ -38,13 +38,14 @@ class Exam(base.Seeded):
       note=note,
     )
 
-  def _observe(self, text: str, answer: str) -> base.Observation:
+  def _observe(self, text: str, answer: str, images: tuple[str, ...] = ()) -> base.Observation:
     state = json.dumps([self._task.id, answer, self._done])
     return base.Observation(
       text=text,
       anchor=hashlib.sha256(state.encode()).hexdigest()[:24],
       goal=self._task.question,
       task=self._task.id,
+      images=images,
     )
 
 

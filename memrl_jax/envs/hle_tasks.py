@@ -16,7 +16,7 @@ from memrl_jax.envs import hle_generated as generated
 from memrl_jax.envs import hle_verdict
 
 STYLES = ("full", "chat")
-IMAGES = ("refuse", "skip")
+IMAGES = ("show", "skip", "refuse")
 TYPES = ("exactMatch", "multipleChoice")
 
 
@@ -25,15 +25,16 @@ class Options:
   """data: the exam as JSONL or parquet, or "" for the toy questions of this package.
 
   split: which questions a seed opens: "train", "held_out" or "all"; "auto": training seeds open train questions, others
-  held-out ones. images: what becomes of questions with an image, which no prompt can show: "refuse" the whole file, or
-  "skip" them. judge_url, judge_model: a model that judges what does not match ("" = only what matches is right);
-  its key is in the environment variable judge_key_env; judge_s: seconds to wait for it, which the limit of the
-  pool must allow, four times over (config.env.timeout_s). reward_scale: what a right answer pays.
+  held-out ones. images: what becomes of questions with an image: "show" it to a model that takes images, while one that
+  does not is told that it was left out; "skip" these questions; or "refuse" the whole file. judge_url, judge_model: a
+  model that judges what does not match ("" = only what matches is right), from the text alone; its key is in the
+  environment variable judge_key_env; judge_s: seconds to wait for it, which the limit of the pool must allow, four
+  times over (config.env.timeout_s). reward_scale: what a right answer pays.
   """
 
   data: str = ""
   split: str = "auto"
-  images: str = "refuse"
+  images: str = "show"
   judge_url: str = ""
   judge_model: str = ""
   judge_key_env: str = "MEMRL_API_KEY"
@@ -72,7 +73,7 @@ class Options:
 
 
 class Question(NamedTuple):
-  """A row of the exam. `answer` is a letter where one is to be chosen; `image` is a data URI, "" where there is none."""
+  """A row of the exam. `answer` is a letter where one is to be chosen; `image` is a data URL, "" where there is none."""
 
   id: str
   question: str
@@ -98,7 +99,12 @@ def question(row: dict[str, Any]) -> Question:
     )
   if not isinstance(found.image, str):
     raise ValueError(
-      f"the image of task {name} is no text; give it as a data URI, as the published rows do (config.env.data)"
+      f"the image of task {name} is no text; give it as a data URL, as the published rows do (config.env.data)"
+    )
+  if found.image and not found.image.startswith(("data:image/", "http://", "https://")):
+    raise ValueError(
+      f"the image of task {name} begins with {found.image[:20]!r}; give a data URL, data:image/png;base64,..., or an http "
+      "address (config.env.data)"
     )
   return found
 
@@ -115,14 +121,16 @@ def questions(data: str, images: str) -> tuple[Question, ...]:
   """The questions of a file, or the toy ones; read once in a process.
 
   Raises:
-    ValueError: the file has questions with images, and they are not to be skipped.
+    ValueError: the file has questions with images, and is to be refused then.
   """
   known = _all(data)
+  if images == "show":
+    return known
   plain = tuple(one for one in known if not one.image)
   if images == "refuse" and len(plain) < len(known):
     raise ValueError(
-      f"{len(known) - len(plain)} of the {len(known)} questions of {data} have an image, and prompts are text; set "
-      "images to skip to leave them out (config.env.images)"
+      f"{len(known) - len(plain)} of the {len(known)} questions of {data} have an image; set images to show for a model "
+      "that takes them, or to skip to leave these questions out (config.env.images)"
     )
   return plain
 

@@ -221,17 +221,19 @@ def full(wording: Wording) -> base.Prompts:
         "\n".join([f"Memory of trial #{past_number}:", *(b or "(empty)" for b in bodies)])
       )
     parts += [_so_far(wording, view), *tip_block(view.tips)]
-    return _user(parts, view.instruction, "\n\n", wording.request)
+    return _user(parts, view.instruction, "\n\n", wording.request, _seen(view.current))
 
   def finished(view: base.View) -> list[str]:
     return _finished(wording, view)
 
   def reflect(view: base.View) -> list[Message]:
     ending = f"Trial #{len(view.past) + 1} has ended and the task was not completed."
-    return _user([*finished(view), ending], view.instruction, "\n\n", _REFLECT_REQUEST)
+    parts, images = [*finished(view), ending], _seen(view.current, whole=True)
+    return _user(parts, view.instruction, "\n\n", _REFLECT_REQUEST, images)
 
   def tip(view: base.View) -> list[Message]:
-    return _user(finished(view), view.instruction, "\n\n", _TIP_REQUEST)
+    images = _seen(view.current, whole=True)
+    return _user(finished(view), view.instruction, "\n\n", _TIP_REQUEST, images)
 
   return base.Prompts(play, reflect, parse_reflection, tip, parse_tip, _extract(wording))
 
@@ -255,6 +257,16 @@ def _so_far(wording: Wording, view: base.View) -> str:
   if view.current.steps:
     return f"Trial #{number} so far:\n{_history(wording, view.current.steps)}"
   return f"Trial #{number} begins now, from the initial state shown above."
+
+
+def _seen(log: base.AttemptLog, whole: bool = False) -> tuple[str, ...]:
+  """The images of the observations that full style shows of the current attempt, in their order.
+
+  Past attempts, and prompts about experience, are told in words alone.
+  """
+  steps = log.steps if whole else log.steps[-HISTORY_OBSERVATIONS:]
+  observed = [log.initial, *(step.result.observation for step in steps)]
+  return tuple(image for observation in observed for image in observation.images)
 
 
 def _finished(wording: Wording, view: base.View) -> list[str]:
@@ -286,13 +298,14 @@ def chat(wording: Wording) -> base.Prompts:
     return "\n\n".join(parts)
 
   def conversation(view: base.View) -> list[Message]:
-    messages, said = [], opening(view)
+    messages, said, images = [], opening(view), view.current.initial.images
     for step in view.current.steps:
-      messages.append(Message("user", "\n\n".join([said, *tip_block(step.tips)])))
+      messages.append(Message("user", "\n\n".join([said, *tip_block(step.tips)]), images))
       messages.append(Message("assistant", step.action or "(nothing)"))
       note = f" ({step.result.note})" if step.result.note else ""
       said = wording.show(step.result.observation.text) + note
-    return [*messages, Message("user", said)]
+      images = step.result.observation.images
+    return [*messages, Message("user", said, images)]
 
   def closed(view: base.View, *parts: str) -> list[Message]:
     *before, last = conversation(view)
@@ -342,8 +355,10 @@ def _history(
   return "\n".join(lines)
 
 
-def _user(parts: list[str], instruction: str, joint: str, request: str = "") -> list[Message]:
-  return [Message("user", joint.join([*parts, *filter(None, (instruction, request))]))]
+def _user(
+  parts: list[str], instruction: str, joint: str, request: str = "", images: tuple[str, ...] = ()
+) -> list[Message]:
+  return [Message("user", joint.join([*parts, *filter(None, (instruction, request))]), images)]
 
 
 # Scripted players.

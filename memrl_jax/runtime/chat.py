@@ -1,6 +1,7 @@
 """Memories in a chat request, and what is read from its answer. Pure functions of parsed JSON.
 
-Whatever is not a message stays as it came. Content is a text or a list of parts, as in OpenAI's API.
+Whatever is not a message stays as it came. Content is a text or a list of parts, as in OpenAI's API: images
+among them pass, and what is asked of the memory, or kept in it, is text.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def trajectory(messages: Messages, reply: dict[str, Any]) -> str:
 
 
 def _turn(message: dict[str, Any]) -> str:
-  said = [text(message.get("content"))]
+  content = message.get("content")
+  said = [text(content), *["[image]"] * _images(content)]
   calls = message.get("tool_calls")
   for call in calls if isinstance(calls, list) else []:
     function = call.get("function") if isinstance(call, dict) else None
@@ -80,6 +82,12 @@ def _turn(message: dict[str, Any]) -> str:
       said.append(f"calls {function.get('name')} {function.get('arguments')}")
   shown = "\n".join(filter(None, said))
   return f"{message['role']}: {shown}" if shown else ""
+
+
+def _images(content: Any) -> int:
+  """How many images are among the parts."""
+  parts = content if isinstance(content, list) else []
+  return sum(isinstance(part, dict) and part.get("type") == "image_url" for part in parts)
 
 
 def reply(answer: Any) -> dict[str, Any] | None:

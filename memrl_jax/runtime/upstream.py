@@ -18,7 +18,7 @@ from memrl_jax.memory.episodic_write import Write
 from memrl_jax.runtime import chat
 from memrl_jax.runtime.config import ServiceConfig
 from memrl_jax.runtime.gate import Stop, error_body
-from memrl_jax.sampling import remote
+from memrl_jax.sampling import images, remote
 
 SUGGESTION = "X-Memrl-Suggestion"
 _PASSED = (
@@ -149,7 +149,8 @@ def writer(config: ServiceConfig, model: str, max_tokens: int = 1024) -> Write:
   )
 
   def write(messages) -> str:
-    asked = {"model": model, "messages": [m._asdict() for m in messages], "max_tokens": max_tokens}
+    said = [images.wire(message) for message in messages]
+    asked = {"model": model, "messages": said, "max_tokens": max_tokens}
     response = client.post(url, json=asked)
     response.raise_for_status()
     return chat.text((chat.reply(response.json()) or {}).get("content"))

@@ -2,7 +2,8 @@
 
 Whoever has messages gets prompt ids here, whoever has sampled ids gets their text here, and nobody
 else knows a tokenizer. What was sampled is never encoded again (types.Sample keeps the ids).
-Text of a message never becomes a special token, whatever a user or an environment writes.
+Text of a message never becomes a special token, whatever a user or an environment writes. Token ids carry
+no image: a line says that it was left out.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import sentencepiece
 
+from memrl_jax.sampling import images
 from memrl_jax.types import Message
 
 SPACE = "\u2581"  # how sentencepiece writes a space inside a piece
 END = "<|end|>"
 ROLES = ("system", "user", "assistant")
+_NO_IMAGES = "prompts of token ids are text; a server of text chats may take images (config.remote)"
 
 
 class Chat(NamedTuple):
@@ -29,7 +32,8 @@ class Chat(NamedTuple):
   encode(messages) -> int32 ids that end where the assistant's answer begins;
   reply(text) -> int32 ids of a whole answer, stop id included (for imitation, never for samples);
   decode(ids) -> text, special tokens dropped; bytes that are no UTF-8 become U+FFFD;
-  pieces(ids) -> what to show for each id.
+  pieces(ids) -> what to show for each id;
+  shown(messages) -> the messages as `encode` reads them: a line in place of every image.
   `stop_ids` end an answer; `pad_id` only fills arrays and carries no meaning.
   """
 
@@ -40,6 +44,7 @@ class Chat(NamedTuple):
   stop_ids: tuple[int, ...]
   vocab_size: int
   pad_id: int
+  shown: Callable[[Sequence[Message]], list[Message]]
 
 
 def load(directory: pathlib.Path, checkpoint: pathlib.Path | None = None) -> Chat:
@@ -63,10 +68,11 @@ def load(directory: pathlib.Path, checkpoint: pathlib.Path | None = None) -> Cha
   role_ids = {role: _special(model, f"<|{role}|>") for role in ROLES}
   end = _special(model, END)
   surfaces = [_surface(model, index) for index in range(len(model))]
-  shown = [
+  pieces = [
     surfaces[i].decode("utf-8") if _whole(model, i) else model.id_to_piece(i)
     for i in range(len(model))
   ]
+  shown = images.TextOnly(_NO_IMAGES)
   space = list(model.piece_to_id([f"<0x{byte:02X}>" for byte in SPACE.encode()]))
 
   def text_ids(text: str) -> list[int]:
@@ -75,7 +81,7 @@ def load(directory: pathlib.Path, checkpoint: pathlib.Path | None = None) -> Cha
 
   def encode(messages: Sequence[Message]) -> np.ndarray:
     ids: list[int] = []
-    for role, content in messages:
+    for role, content, _ in shown(messages):
       if role not in role_ids:
         raise ValueError(
           f"role {role!r} is not known to the chat template; use one of {', '.join(ROLES)}"
@@ -87,10 +93,11 @@ def load(directory: pathlib.Path, checkpoint: pathlib.Path | None = None) -> Cha
     encode=encode,
     reply=lambda text: np.array([*text_ids(text), end], np.int32),
     decode=lambda ids: b"".join([surfaces[i] for i in ids]).decode("utf-8", errors="replace"),
-    pieces=lambda ids: [shown[i] for i in ids],
+    pieces=lambda ids: [pieces[i] for i in ids],
     stop_ids=_stop_ids(end, pathlib.Path(checkpoint or directory)),
     vocab_size=len(model),
     pad_id=model.pad_id(),
+    shown=shown,
   )
 
 
@@ -138,9 +145,10 @@ def from_transformers(directory: pathlib.Path) -> Chat:
   stop_ids = _stop_ids(tokenizer.eos_token_id, directory)
   special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
   reserved = re.compile("|".join(map(re.escape, special)) or r"(?!)")
+  shown = images.TextOnly(_NO_IMAGES)
 
   def render(messages: Sequence[Message]) -> str:
-    chat = [message._asdict() for message in messages]
+    chat = [images.wire(message) for message in messages]
     return tokenizer.apply_chat_template(
       chat, tokenize=False, add_generation_prompt=True, **options
     )
@@ -149,6 +157,7 @@ def from_transformers(directory: pathlib.Path) -> Chat:
     return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=plain)
 
   def encode(messages: Sequence[Message]) -> np.ndarray:
+    messages = shown(messages)
     if not any(reserved.search(message.content) for message in messages):
       return np.array(text_ids(render(messages)), np.int32)
     return np.array(_encode_around(messages, reserved, render, text_ids), np.int32)
@@ -161,6 +170,7 @@ def from_transformers(directory: pathlib.Path) -> Chat:
     stop_ids=stop_ids,
     vocab_size=len(tokenizer),
     pad_id=stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+    shown=shown,
   )
 
 
@@ -183,7 +193,7 @@ def _encode_around(
     spelled.append(match.group())
     return f"{mark}{len(spelled) - 1}{mark}"
 
-  text = render([Message(role, reserved.sub(hide, content)) for role, content in messages])
+  text = render([Message(one.role, reserved.sub(hide, one.content)) for one in messages])
   ids: list[int] = []
   for index, part in enumerate(text.split(mark)):  # odd parts are numbers of spelled tokens
     ids += text_ids(spelled[int(part)], plain=True) if index % 2 else text_ids(part)

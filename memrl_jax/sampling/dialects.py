@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from memrl_jax.sampling import images
 from memrl_jax.types import Message
 
 
@@ -47,7 +48,7 @@ class Transient(Exception):
 
 
 class Ask(NamedTuple):
-  """One prompt and how to answer it: `prompt` as ids, or `messages` where the server reads text.
+  """One prompt and how to answer it: `prompt` as ids, or `messages` where the server reads text (and images).
 
   `key` is uint32 [2], as of `engine.Request`; a server's seed is made from it.
   """
@@ -168,7 +169,7 @@ def _chat_body(ask: Ask, model: str, name: str) -> dict[str, Any]:
     )
   return {
     "model": model,
-    "messages": [message._asdict() for message in ask.messages],
+    "messages": [images.wire(message) for message in ask.messages],
     "max_tokens": ask.max_tokens,
     "temperature": ask.temperature,
     "top_p": ask.top_p,
@@ -188,7 +189,7 @@ def _transformers_body(ask: Ask, model: str, name: str) -> dict[str, Any]:
     generation["eos_token_id"] = list(ask.stop)
   return {
     "model": model,
-    "messages": [message._asdict() for message in ask.messages],
+    "messages": [images.wire(message) for message in ask.messages],
     "seed": ask.seed(31),
     "generation_config": json.dumps(generation),
   }

@@ -4,7 +4,8 @@
 reply. A request that is sent again has the same id and the same seed, so that it samples the same and
 is sampled once where the server remembers ids (ours does). Without ids and log-probs of the sampled
 distribution a reply is text only: good for evaluation and frozen policies, never for training.
-`dialects` has the table of what each kind of server gives.
+`dialects` has the table of what each kind of server gives. Images reach a model behind a text chat that
+takes them; everywhere else a line says that they were left out, and they are counted.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ import secrets
 import shutil
 import threading
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import httpx2
 import numpy as np
 
+from memrl_jax.sampling import images
 from memrl_jax.sampling.dialects import DIALECTS, Ask, RemoteError, Reply, Transient
+from memrl_jax.types import Message
 
 _NOTHING = np.zeros(0, np.int32), np.zeros(0, np.float32)
 _LONGEST_WAIT_S = 30.0
 _PROBES = 8
+_IMAGES = ("auto", "yes", "no")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +48,8 @@ class RemoteConfig:
   retries      how often a request is sent again; backoff_s: first wait, doubled every time
   max_lag      by how many weight updates a reply may be old
   weights      directory that this process and the server see, for new weights
+  images       whether the model takes images: "yes", "no", or "auto", which asks the server about a
+               tiny one before the first is sent (two requests of a few tokens, none without images)
   """
 
   url: str = ""
@@ -57,6 +63,7 @@ class RemoteConfig:
   backoff_s: float = 0.5
   max_lag: int = 0
   weights: str = ""
+  images: str = "auto"
 
   def __post_init__(self):
     if self.url and urllib.parse.urlsplit(self.url).scheme not in ("http", "https"):
@@ -68,10 +75,18 @@ class RemoteConfig:
         f"api {self.api!r} is not known; choose auto or one of {', '.join(DIALECTS)} "
         "(config.remote.api)"
       )
+    if self.images not in _IMAGES:
+      raise ValueError(
+        f"images {self.images!r} is not known; choose one of {', '.join(_IMAGES)} (config.remote.images)"
+      )
     if self.concurrency < 1 or self.retries < 0 or self.max_lag < 0:
       raise ValueError("concurrency must be >= 1, retries and max_lag >= 0 (config.remote)")
     if self.connect_s <= 0 or self.read_s <= 0 or self.backoff_s < 0:
       raise ValueError("connect_s and read_s must be above 0, backoff_s >= 0 (config.remote)")
+
+
+class Refused(RemoteError):
+  """The server understood a request and will not answer it, whatever the key."""
 
 
 class Failure(NamedTuple):
@@ -97,7 +112,7 @@ class Gives(NamedTuple):
 @dataclasses.dataclass
 class Counts:
   """Of a client: requests asked, answered and failed for good; ids answered; sent again; replies
-  dropped because their weights were too old; answers that were text only."""
+  dropped because their weights were too old; answers that were text only; images left out of prompts."""
 
   asked: int = 0
   answered: int = 0
@@ -106,6 +121,7 @@ class Counts:
   retried: int = 0
   stale: int = 0
   untrainable: int = 0
+  images_dropped: int = 0
 
 
 class Client:
@@ -131,10 +147,19 @@ class Client:
     self._inbox: queue.SimpleQueue[tuple[int, Ask] | None] = queue.SimpleQueue()
     self._outbox: queue.SimpleQueue[tuple[int, Reply | Failure | Exception]] = queue.SimpleQueue()
     self._lock, self._closed = threading.Lock(), threading.Event()
+    self._images_lock = threading.Lock()
+    self._no_images: str | None = (
+      None  # why they are left out, "" where they are not, None: unknown
+    )
     self._threads: list[threading.Thread] = []
     self._pending = self._tickets = 0
     try:
       self.gives = self._look()
+      if config.images == "yes" and not self.reads_text:
+        raise RemoteError(
+          f"{self.url} is sent token ids ({self.gives.api}), which carry no images; set "
+          "config.remote.api to chat, or config.remote.images to auto"
+        )
     except BaseException:
       self.close()
       raise
@@ -164,6 +189,18 @@ class Client:
   def reads_text(self) -> bool:
     """Whether requests carry messages, because the server takes no ids."""
     return DIALECTS[self.gives.api].text
+
+  def shown(self, messages: Sequence[Message]) -> list[Message]:
+    """The messages as the model here reads them: with images where it takes them, else a line for each.
+
+    Where the server could not be asked whether it does, the images stay.
+    """
+    found = images.count(messages)
+    if not found or not self._leaves_images_out():
+      return list(messages)
+    with self._lock:
+      self.counts.images_dropped += found
+    return images.text_only(messages)
 
   def submit(self, ask: Ask) -> int:
     """Sends a request in the background; its ticket comes back from `poll` with the answer."""
@@ -311,6 +348,46 @@ class Client:
     name = f"{self._run}-probe-{index}-{temperature:g}"
     return self._patiently(lambda: self._once(name, ask))
 
+  def _leaves_images_out(self) -> bool:
+    with self._images_lock:
+      if self._no_images is None:
+        try:
+          self._no_images = self._why_no_images()
+        except (Transient, RemoteError):  # the request itself will meet it, and say so
+          return False
+        if self._no_images:
+          images.say(self._no_images)
+      return bool(self._no_images)
+
+  def _why_no_images(self) -> str:
+    """Why this server cannot be sent images, "" where it can; asked with the same words twice."""
+    ways = "config.remote.images decides it by hand"
+    if not self.reads_text:
+      return (
+        f"{self.url} is sent token ids; as a text chat it may take images (config.remote.api=chat)"
+      )
+    if self.config.images != "auto":
+      return "" if self.config.images == "yes" else "config.remote.images is no"
+    try:
+      pictured = self._prompt_tokens((images.PROBE,))
+    except Refused as error:
+      self._prompt_tokens(())  # one that refuses everything has said nothing about images
+      return f"{self.gives.model} at {self.url} takes none ({error}); {ways}"
+    if pictured is not None and pictured == self._prompt_tokens(()):
+      # transformers serve does so with a model of text: the image vanishes without a word.
+      return (
+        f"{self.gives.model} at {self.url} reads as many tokens without an image as with it; {ways}"
+      )
+    return ""
+
+  def _prompt_tokens(self, pictures: tuple[str, ...]) -> int | None:
+    """How many tokens the server counts in a short prompt; None where it does not say."""
+    messages = [Message("user", "What is this?", pictures)]
+    ask, dialect = Ask(np.zeros(2, np.uint32), 16, messages=messages), DIALECTS[self.gives.api]
+    reply = self._call("POST", dialect.path, dialect.body(ask, self.gives.model, ""))
+    usage = reply.get("usage") if isinstance(reply, dict) else None
+    return usage.get("prompt_tokens") if isinstance(usage, dict) else None
+
   def _work(self) -> None:
     while (item := self._inbox.get()) is not None:
       ticket, ask = item
@@ -322,6 +399,7 @@ class Client:
   def _answer(self, ticket: int, ask: Ask) -> Reply | Failure:
     """The reply to a request, however often it has to be sent; a failure where that was in vain."""
     asked = self.version
+    ask = ask._replace(messages=self.shown(ask.messages))
     fresh = 0  # after a stale reply it is another request: the server may remember the old answer
 
     def once() -> Reply:
@@ -356,7 +434,15 @@ class Client:
   def _once(self, name: str, ask: Ask) -> Reply:
     """Sends one request once."""
     dialect = DIALECTS[self.gives.api]
-    data = self._call("POST", dialect.path, dialect.body(ask, self.gives.model, name), name)
+    try:
+      data = self._call("POST", dialect.path, dialect.body(ask, self.gives.model, name), name)
+    except Refused as error:
+      if not (carried := images.count(ask.messages) if dialect.text else 0):
+        raise
+      raise RemoteError(
+        f"{error} (the request carried {carried} image{'s' * (carried > 1)}; where the model takes none, set "
+        "config.remote.images to no)"
+      ) from None
     try:
       reply = dialect.read(data, ask)
       missing = (self.gives.ids and not len(reply.ids)) or (
@@ -410,7 +496,7 @@ class Client:
         f"{self.config.key_env} (config.remote.key_env)"
       )
     if code >= 300:
-      raise RemoteError(f"{self.url}{path} answered {code}: {self._message(response)}")
+      raise Refused(f"{self.url}{path} answered {code}: {self._message(response)}")
     try:
       return response.json() if response.content else {}
     except ValueError:

@@ -3,7 +3,7 @@
     python -m memrl_jax.sampling.serve --checkpoint=tiny:darkroom --port=8000
 
   POST /v1/completions       prompt of token ids; temperature, top_p, top_k, seed, stop_token_ids
-  POST /v1/chat/completions  messages in, text out
+  POST /v1/chat/completions  messages in, text out; images are refused
   POST /update_weights       {"path": a safetensors directory, "version": a larger number}
   GET  /v1/models, /health
 
@@ -124,10 +124,12 @@ class Server:
     """/v1/chat/completions."""
     fields = _fields(body, _CHAT)
     try:
-      messages = [Message(str(m["role"]), str(m["content"])) for m in fields["messages"]]
+      messages = [Message(str(m["role"]), _text(m["content"])) for m in fields["messages"]]
       prompt = self.chat.encode(messages)
     except (KeyError, TypeError):
-      raise Refusal(400, "messages is a list of {role, content}") from None
+      raise Refusal(
+        400, "messages is a list of {role, content}, and content a text or a list of parts"
+      ) from None
     except ValueError as error:
       raise Refusal(400, str(error)) from None
     answer = self._sample(fields, prompt, name, raw)
@@ -233,6 +235,18 @@ def _fields(body: dict[str, Any], known: dict[str, tuple[tuple[type, ...], Any]]
   if values.get("n", 1) != 1 or values.get("stream"):
     raise Refusal(400, "one whole answer a request: n must be 1 and stream false")
   return values
+
+
+def _text(content: Any) -> str:
+  """A message's content, which may come in parts; nothing but text can be read here."""
+  if isinstance(content, str):
+    return content
+  if not isinstance(content, list):
+    raise TypeError
+  for part in content:
+    if part["type"] != "text":
+      raise Refusal(400, f"the model here reads text only; leave out the part {part['type']!r}")
+  return "\n".join([part["text"] for part in content])
 
 
 def _ids(name: str, values: list[Any]) -> list[int]:

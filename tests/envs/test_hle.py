@@ -6,6 +6,7 @@ import datetime
 import http.server
 import importlib.util
 import json
+import pickle
 import threading
 
 import numpy as np
@@ -44,14 +45,17 @@ def written(path, *rows):
 # Rows.
 
 
-def test_questions_with_images_are_kept_in_their_record_and_refused_or_left_out(tmp_path):
+def test_questions_with_images_are_shown_left_out_or_refused_with_their_file(tmp_path):
   pictured = tasks.question(ROW | {"id": "seen", "image": "data:image/png;base64,AA=="})
   assert pictured.image == "data:image/png;base64,AA=="
   data = written(
     tmp_path / "hle.jsonl", ROW, ROW | {"id": "seen", "image": pictured.image}, CHOICES
   )
-  with pytest.raises(ValueError, match=r"1 of the 3 questions of .* set images to skip"):
-    tasks.draw(tasks.Options(data=data), 0)
+  with pytest.raises(ValueError, match=r"1 of the 3 questions of .* set images to show"):
+    tasks.draw(tasks.Options(data=data, images="refuse"), 0)
+  showing = tasks.Options(data=data, split="all")
+  assert {tasks.draw(showing, seed).id for seed in range(9)} == {"668825f8", "choose", "seen"}
+  assert tasks.find(showing, "seen") == pictured
   skipping = tasks.Options(data=data, images="skip", split="all")
   assert {tasks.draw(skipping, seed).id for seed in range(6)} == {"668825f8", "choose"}
   assert tasks.question(ROW | {"image": None}).image == ""  # parquet files may write it so
@@ -76,6 +80,7 @@ def test_a_parquet_file_is_read_like_jsonl_or_says_what_it_needs(tmp_path):
     ({"answer": None}, "task 668825f8 has no text as answer; give rows in Humanity's"),
     ({"answer_type": "essay"}, "answer type 'essay'; it must be one of exactMatch, multipleChoice"),
     ({"image": {"bytes": "AA"}}, "image of task 668825f8 is no text"),
+    ({"image": "iVBORw0KGgo="}, "begins with 'iVBORw0KGgo='; give a data URL, data:image/png"),
   ],
 )
 def test_rows_that_are_not_what_they_should_be_are_refused(change, match):
@@ -87,7 +92,7 @@ def test_rows_that_are_not_what_they_should_be_are_refused(change, match):
   ("options", "match"),
   [
     ({"style": "brief"}, "no tiny model"),
-    ({"images": "show"}, "choose one of refuse, skip"),
+    ({"images": "look"}, "choose one of show, skip, refuse"),
     ({"judge_url": "http://a/v1"}, "give both or neither"),
     ({"judge_url": "a.b/v1", "judge_model": "m"}, "'a.b/v1' is no server's address"),
     ({"judge_s": 0.0}, "no judge answers in 0 s"),
@@ -221,7 +226,8 @@ RIGHT, WRONG = (200, "The same.\nverdict: correct"), (200, "**Verdict:** incorre
 
 def test_the_judge_is_asked_about_what_does_not_match_once_and_with_its_key(monkeypatch):
   monkeypatch.setenv("JUDGE_KEY", "sesame")
-  one, pick = tasks.question(ROW), tasks.question(CHOICES)
+  one = tasks.question(ROW | {"image": "data:image/png;base64,AA=="})
+  pick = tasks.question(CHOICES)
   with server(RIGHT, WRONG) as (url, asked):
     judge = tasks.Options(judge_url=url, judge_model="m", judge_key_env="JUDGE_KEY").judge
     assert tasks.correct(one, "0.5", judge) and tasks.correct(pick, "B", judge)
@@ -233,6 +239,7 @@ def test_the_judge_is_asked_about_what_does_not_match_once_and_with_its_key(monk
     assert len(asked) == 2
   path, key, body = asked[0]
   assert (path, key, body["model"]) == ("/v1/chat/completions", "Bearer sesame", "m")
+  assert "base64" not in json.dumps(body)  # a judge compares texts
   (message,) = body["messages"]
   assert all(
     part in message["content"] for part in (ROW["question"], ROW["answer"], "fifty per cent")
@@ -333,6 +340,23 @@ def test_an_attempt_is_one_answer_and_never_shows_the_right_one():
   silent = environment.step("I pass.")
   assert (silent.valid, silent.action, silent.reward, silent.note) == (False, "", 0.0, "no answer")
   assert len({r.observation.anchor for r in (right, wrong, silent)} | {first.anchor}) == 4
+
+
+@pytest.mark.parametrize("style", tasks.STYLES)
+def test_an_image_goes_with_the_message_that_shows_its_question_and_changes_no_text(style):
+  image = "data:image/png;base64,AA=="
+  prompts, environment = hle.FAMILY.prompts(tasks.Options(style=style)), hle.FAMILY.make(OPTIONS)
+  logs = []
+  for row in (ROW, ROW | {"image": image}):
+    log = base.AttemptLog(0, pickle.loads(pickle.dumps(environment.open(tasks.question(row)))))
+    view = base.View((), log)
+    opening = prompts.play(view)
+    result = environment.step("<action>2</action>")
+    log.steps.append(base.Step(result.action, result))
+    logs.append([opening, prompts.reflect(view), prompts.tip(view)])
+  for bare, pictured in zip(*logs, strict=True):
+    assert [m.images for m in pictured] == [(image,), *[()] * (len(pictured) - 1)]
+    assert [m._replace(images=()) for m in pictured] == bare  # no line of text says more or less
 
 
 @pytest.mark.parametrize("style", tasks.STYLES)

@@ -222,6 +222,29 @@ def test_content_parts_are_read_and_the_block_is_one_more():
   assert messages[0]["content"] is parts and len(parts) == 2
 
 
+@pytest.mark.parametrize("place", ["system", "user"])
+def test_images_pass_to_the_model_and_words_alone_meet_the_memory(tmp_path, model, place):
+  """An image of 3 MB fits; neither the search nor what is remembered sees a byte of it."""
+  picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 3_000_000}}
+  asked = body(user([picture, {"type": "text", "text": TASK}]))
+  block = "Rinse it under the tap first."
+  with serving(tmp_path, upstream=model.url, place=place) as http:
+    first = http.post(PATH, json=asked)
+    assert first.status_code == 200 and model.asked == [asked]  # no memory yet: word for word
+    told = {"id": first.headers["X-Memrl-Suggestion"], "reward": 1.0}
+    assert http.post("/feedback", json=told).status_code == 200
+    (kept,) = http.get("/memories").json()["memories"]
+    assert f"user: {TASK}\n[image]\nassistant: fine" in kept["text"] and "AAAA" not in kept["text"]
+    learn(http, TASK, block)
+    assert http.post(PATH, json=asked).status_code == 200
+  *system, task = model.asked[1]["messages"]
+  if place == "system":
+    assert task == asked["messages"][0] and block in system[0]["content"]
+  else:
+    added, *rest = task["content"]
+    assert rest == asked["messages"][0]["content"] and block in added["text"] and not system
+
+
 def test_a_stream_cut_anywhere_is_the_same_stream():
   call = {"index": 0, "function": {"name": "open", "arguments": '{"x"'}}
   more = {"index": 0, "function": {"arguments": ": 1}"}}

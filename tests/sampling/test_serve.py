@@ -296,6 +296,27 @@ def test_a_chat_is_the_engine_s_answer_as_text(server):
   assert reply.json()["usage"]["prompt_tokens"] == len(prompt)
 
 
+def test_a_chat_s_parts_are_read_as_text_and_an_image_is_refused_and_then_left_out(server, caplog):
+  parts = [{"type": "text", "text": "(1,2)"}, {"type": "text", "text": "up"}]
+  for more, code in (([], 200), ([{"type": "image_url", "image_url": {"url": "data:,"}}], 400)):
+    asked = {"messages": [{"role": "user", "content": parts + more}], "seed": 9, "max_tokens": 2}
+    reply = post(server, "/v1/chat/completions", asked)
+    assert reply.status_code == code, reply.text
+    if more:
+      assert "reads text only; leave out the part 'image_url'" in reply.text
+    else:
+      assert reply.json()["usage"]["prompt_tokens"] == len(
+        text().encode([Message("user", "(1,2)\nup")])
+      )
+  for content in (None, 3, [{"type": "text"}], ["up"], [{"type": "text", "text": None}]):
+    asked = {"messages": [{"role": "user", "content": content}]}
+    assert post(server, "/v1/chat/completions", asked).status_code == 400
+  with remote.Client(remote.RemoteConfig(url=server.url, api="chat")) as client:
+    message = Message("user", "(1,2) up", ("data:image/png;base64,AA==",))
+    client.ask(remote.Ask(np.array([0, 9], np.uint32), 2, messages=[message]))
+    assert client.counts.images_dropped == 1 and "reads text only" in caplog.text
+
+
 def test_stopping_refuses_those_who_wait_and_leaves_no_connection():
   own = new_server()
   own.worker._engine.run_round = lambda: threading.Event().wait(0.05) or []  # never ends a request
