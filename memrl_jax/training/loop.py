@@ -295,10 +295,10 @@ def train(
       )
       try:
         while done < train_settings.updates:
-          status = _update(run, log, envs, done, progress)
-          done += 1
+          status, done = _update(run, log, envs, done, progress)
           if status != "finished":
-            run.save(saved, done)
+            if done and done != saved.latest():
+              run.save(saved, done)
             break
           last = done == train_settings.updates
           if last or _due(done, settings.train.eval_every):
@@ -321,9 +321,12 @@ def _due(done: int, every: int) -> bool:
   return every > 0 and done % every == 0
 
 
-def _update(run: Run, log: metrics.MetricsLog, envs: pool.EnvPool, update: int, progress) -> str:
-  """One update; returns "finished", or the reason why the run must stop.
+def _update(
+  run: Run, log: metrics.MetricsLog, envs: pool.EnvPool, update: int, progress
+) -> tuple[str, int]:
+  """One update; returns "finished" or the reason why the run must stop, and how many updates are done.
 
+  One that the server left without an answer is not done: a resumed run plays it again.
   Whenever it stops, or a trial was void, the trials of the update are written: with the checkpoint
   they are all that is needed to look at what went wrong.
   """
@@ -332,13 +335,19 @@ def _update(run: Run, log: metrics.MetricsLog, envs: pool.EnvPool, update: int, 
   before = sampler and sampler.stats
   trials = run.rollout(update, envs)
   rolled = time.perf_counter()
+  void = _nothing(trials)
+  if void and run.client is not None:
+    log.write_rollouts(update + 1, (trial.to_json() for trial in trials))
+    reason = f"stopped: in update {update + 1} {void}; --resume plays it again"
+    progress.say(reason)
+    return reason, update
   numbers = evaluate.rollout_metrics(trials)
   if not run.settings.frozen:
     numbers |= run.learn(update, trials)
   numbers |= run.remember(update, trials)
   numbers |= {f"part/{name}": value for name, value in mix.by_part(trials).items()}
   learned = time.perf_counter()
-  reason = _reason_to_stop(run, update, trials, numbers)
+  reason = _reason_to_stop(run, update, void, numbers)
   timing = {"seconds/rollout": rolled - began, "seconds/learn": learned - rolled}
   if run.extractor is not None:
     timing |= run.extractor.timing()
@@ -365,11 +374,18 @@ def _update(run: Run, log: metrics.MetricsLog, envs: pool.EnvPool, update: int, 
     )
   if reason:
     progress.say(reason)
-  return reason or "finished"
+  return reason or "finished", update + 1
+
+
+def _nothing(trials: Sequence[Trial]) -> str | None:
+  """What to say where every trial is void."""
+  if any(trial.void is None for trial in trials):
+    return None
+  return f"all {len(trials)} trials were void ({trials[0].void})"
 
 
 def _reason_to_stop(
-  run: Run, update: int, trials: Sequence[Trial], numbers: dict[str, float]
+  run: Run, update: int, void: str | None, numbers: dict[str, float]
 ) -> str | None:
   """Why the run must not go on after this update, or None."""
   if numbers.get("train/finite", 1.0) < 1:
@@ -377,9 +393,8 @@ def _reason_to_stop(
       f"stopped: a gradient of update {update + 1} was not finite and was not applied; its trials are "
       f"in rollouts/{update + 1:06d}.jsonl, the weights in checkpoints/{update + 1}"
     )
-  if all(trial.void for trial in trials):
-    reason = trials[0].void
-    return f"stopped: all {len(trials)} trials of update {update + 1} were void ({reason})"
+  if void:
+    return f"stopped: in update {update + 1} {void}"
   collapse = run.guard.check(numbers)
   return f"stopped by the collapse guard: {collapse}" if collapse else None
 
@@ -398,17 +413,14 @@ def _engine_timing(before: engine.Stats, after: engine.Stats, seconds: float) ->
 
 
 def _evaluate(run: Run, log: metrics.MetricsLog, step: int, label: str, progress) -> str | None:
-  """Plays the panel and writes what came of it; returns why nothing did, if nothing did."""
+  """Plays the panel and writes what came of it; returns why that is nothing, where it is."""
   record, trials = run.evaluate(step, label, progress)
   log.write_eval(record)
   keep = run.settings.eval.save_trials
   log.write_eval_trials(
     step, {arm: [trial.to_json() for trial in played[:keep]] for arm, played in trials.items()}
   )
-  played = [trial for of_arm in trials.values() for trial in of_arm]
-  if any(trial.void is None for trial in played):
-    return None
-  return f"all {len(played)} trials were void ({played[0].void})"
+  return _nothing([trial for played in trials.values() for trial in played])
 
 
 def evaluate_checkpoint(
