@@ -2,7 +2,7 @@
 
 [P] is its paper (2601.03192), [C] its release, [T] measured with the tiny models, [us] our choice. The model
 is frozen: an update is a batch of tasks, and a run rounds over the same tasks. Baselines of MemRL are
-overrides (experiments/README.md): `--config.episodic.alpha=0 --config.episodic.lambda_=0` is MemP.
+overrides of these files, all in BASELINES.
 """
 
 from __future__ import annotations
@@ -12,6 +12,45 @@ import dataclasses
 from experiments import recipes
 from experiments.recipes import Config
 from memrl_jax.memory import episodic_config
+
+# Nothing is learned about memories, and nothing tried out: they are found by similarity alone.
+_SIMILAR = (
+  "episodic.alpha=0",
+  "episodic.lambda_=0",
+  "episodic.explore=none",
+  "episodic.explore_rate=0",
+  "episodic.q_min=none",
+)
+_RAG = (*_SIMILAR, "episodic.build=trajectory", "episodic.update=vanilla")
+_NOTHING = ("method.reads=false", "method.writes=false", "method.learns=false")
+_RETRY = ("method.retry=unsolved", "guard.min_valid=0")  # a round may have nothing left to play
+
+# What MemRL is compared with and what of it can be left away, as `--config.` overrides of the files here.
+BASELINES: dict[str, tuple[str, ...]] = {
+  "no memory": _NOTHING,
+  "Pass@k": (*_NOTHING, *_RETRY, "sampling.temperature=0.7"),  # [us]: at 0 every try is the same
+  "Reflexion": (  # the last attempt at this very task and what the model says about it
+    *_SIMILAR,
+    *_RETRY,
+    "method.scope=task",
+    "episodic.k2=1",
+    "episodic.ties=newest",
+    "episodic.failed_trajectory=true",
+  ),
+  "RAG": _RAG,
+  "Self-RAG-like": (*_RAG, "method.judges=both"),
+  "Mem0-like": (  # delta is of tasks to tasks; a fact is never that near to one, and Mem0 has no gate
+    *_SIMILAR,
+    "episodic.build=facts",
+    "episodic.update=vanilla",
+    "episodic.delta=-1",
+    "episodic.strict=false",
+  ),
+  "MemP": _SIMILAR,
+  "similarity only": ("episodic.lambda_=0",),
+  "TD over attempts": ("method.attempts=3", "episodic.gamma=0.9"),
+  "MemQ": ("episodic.gamma=0.9", "episodic.trace=0.8"),
+}
 
 
 def lab(config: Config, variant: str) -> None:

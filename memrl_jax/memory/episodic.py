@@ -36,6 +36,7 @@ from memrl_jax.memory import (
   episodic_prompt,
   episodic_search,
   episodic_write,
+  facts,
   records,
 )
 from memrl_jax.memory.episodic_config import EpisodicConfig, preset
@@ -255,6 +256,11 @@ class Episodic:
     `write` asks a language model, `workers` at a time, while no lock is held. An episode that it fails
     on, or says nothing about, fails alone and is not kept; it may be given again.
     """
+    if self.config.build == "facts":
+      raise ValueError(
+        "facts are compared with what is known before they are kept; ask as memory.facts says, and give "
+        "what was decided to revise"
+      )
     episodes = list(episodes)
     for episode in episodes:
       _check_names(tenant, episode.id)
@@ -296,6 +302,26 @@ class Episodic:
         full = "merged or evicted at once, the memory is full"
         kept[n] = Kept(episodes[n].id, *((None, full) if id in lost else (id,)))
     return kept
+
+  def revise(self, tenant: str, told: Iterable[facts.Told]) -> dict[str, int]:
+    """Does what was decided about the facts of finished episodes, as one version (`memory.facts`).
+
+    Returns how many facts were `facts.DONE` what with; an episode that was given before counts nowhere.
+    """
+    told = list({one.id: one for one in told}.values())
+    for one in told:
+      _check_names(tenant, one.id)
+    self.memory.embedder.embed([op.text for one in told for op in one.operations if op.text])
+    with self._writing:
+      while True:
+        new = [one for one in told if ("remember", tenant, one.id) not in self._done]
+        ops, counts = facts.draft(self.config, self.memory, tenant, new)
+        with contextlib.suppress(Conflict):
+          if new:
+            why = _why("remember", tenant, [one.id for one in new])
+            self.memory.commit(ops, why=why)
+          self._done.update(("remember", tenant, one.id) for one in new)
+          return counts
 
   # --- looking after it ---------------------------------------------------------------------------
 

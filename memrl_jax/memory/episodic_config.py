@@ -17,7 +17,7 @@ CHOICES = {
   "q_norm": ("pool", "none"),
   "explore": ("none", "epsilon", "ucb", "thompson"),
   "step": ("constant", "1/n"),
-  "build": ("trajectory", "script", "proceduralization", "note"),
+  "build": ("trajectory", "script", "proceduralization", "note", "facts"),
   "update": ("vanilla", "validation", "adjustment"),
   "adjust": ("append", "in_place"),
 }
@@ -142,6 +142,17 @@ class EpisodicConfig:
       self.step == "constant" or self.alpha > 0,
       "1/n replaces alpha; alpha 0 learns nothing",
     )
+    self._need(
+      "gamma",
+      self.gamma == 0 or self.alpha > 0,
+      "with alpha 0 there is no update that it could enter",
+    )
+    if self.build == "facts":
+      self._need(
+        "update",
+        self.update != "adjustment",
+        'facts hold no reflections; choose "vanilla" or "validation"',
+      )
     if self.adjust == "in_place":
       self._need("adjust", self.update == "adjustment", 'it counts with update "adjustment" only')
     if self.q_floor is not None:

@@ -148,6 +148,19 @@ def _parts(suggestions: Sequence[Suggestion], shown: dict[int, str]) -> list[Par
   return found
 
 
+def chosen(texts: Sequence[str], keep: Sequence[bool]) -> list[str]:
+  """The texts of `parts` that are kept; the first of its kind that is left has the heading of its block."""
+  found, heading = [], ""
+  for text, kept in zip(texts, keep, strict=True):
+    for new in (FOLLOW, AVOID):
+      if text.startswith(f"{new}\n"):
+        heading, text = f"{new}\n", text.removeprefix(f"{new}\n")
+    if kept:
+      found.append(heading + text)
+      heading = ""
+  return found
+
+
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
   """The largest size in 1..most that fits, by bisection; 0 if none was found."""
   if not most or fits(most):

@@ -5,6 +5,7 @@ build    trajectory         the task and what was done
          proceduralization  the plan, then the trajectory
          note               what the model has said about it and nothing else, for models that write in
                             a notation of their own (nobody is asked: the episode brings its note)
+         facts              no memory of the episode itself: what it teaches, fact by fact (`memory.facts`)
 update   vanilla            successes and failures are built alike
          validation         failures are dropped
          adjustment         a failure becomes a reflection with its trajectory, as a memory of its own
@@ -90,9 +91,15 @@ def request(config: EpisodicConfig, episode: Episode) -> list[Message] | None:
     return None
   if config.build == "trajectory" and not reflects:
     return None
+  system = _REFLECT if reflects else _SCRIPT
+  return [Message("system", system), Message("user", told(config, episode))]
+
+
+def told(config: EpisodicConfig, episode: Episode) -> str:
+  """An episode as a language model reads it."""
   verdict = "success" if episode.success else "failure"
-  story = f"Task:\n{plain(episode.task)}\n\nOutcome: {verdict}\n\nEpisode:\n{_trajectory(config, episode)}"
-  return [Message("system", _REFLECT if reflects else _SCRIPT), Message("user", story)]
+  trajectory = _trajectory(config, episode)
+  return f"Task:\n{plain(episode.task)}\n\nOutcome: {verdict}\n\nEpisode:\n{trajectory}"
 
 
 def notes(
