@@ -17,7 +17,7 @@ import pytest
 from experiments import run
 from memrl_jax.models import tiny, weights
 from memrl_jax.rollout import pack, policies
-from memrl_jax.sampling import remote
+from memrl_jax.sampling import images, remote
 from memrl_jax.types import Message
 from tests.sampling.tiny_engine import rollout, settings, turns_of
 
@@ -147,6 +147,17 @@ def test_stop_ids_end_an_answer(client):
   assert short.finish == "stop" and len(short.text) < len(long.text)
 
 
+def test_an_image_that_a_model_of_text_would_lose_without_a_word_is_left_out_with_one(
+  client, caplog
+):
+  """transformers serve answers a request with an image as if it had none: its token count tells."""
+  url = "data:image/png;base64,iVBORw0KGgo="
+  pictured = ask(3)._replace(messages=[Message("user", "(1,2) up left", (url,))])
+  told = ask(3)._replace(messages=images.text_only(pictured.messages))
+  assert client.ask(pictured).text == client.ask(told).text
+  assert client.counts.images_dropped == 1 and "as many tokens without an image" in caplog.text
+
+
 def test_dark_room_is_played_with_it_and_nothing_is_trained(client):
   trials = rollout(policies.RemotePolicy(client, None, settings().sampling, 64))
   assert not any(trial.void for trial in trials)
@@ -170,6 +181,28 @@ def test_run_py_evaluates_it_and_refuses_to_train(server, tmp_path, capsys):
   assert (record["arms"]["memory"]["trials"], record["arms"]["memory"]["void"]) == (4, 0)
   assert run.main(flags) == 2
   assert "gives no sampled ids with their log-probs" in capsys.readouterr().err
+
+
+def test_memrl_remembers_with_it_without_a_model_here_and_goes_on_as_if_never_stopped(
+  server, tmp_path
+):
+  """One request at a time: then its seeds decide what it says."""
+  flags = [
+    "--config=experiments/memrl_hle.py:smoke", f"--config.remote.url={server}/v1",
+    "--config.remote.concurrency=1", "--config.model.checkpoint=no/such/model", "--config.eval.tasks=2",
+  ]  # fmt: skip
+  whole, parts = (f"--workdir={tmp_path / name}" for name in ("whole", "parts"))
+  assert run.main([*flags, whole]) == 0
+  assert run.main([*flags, parts, "--config.train.updates=3"]) == 0
+  assert run.main([*flags, parts, "--resume"]) == 0
+  written = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "parts")]
+  assert written[0] == written[1]
+  *_, last = map(json.loads, written[0].splitlines())
+  assert last["rollout/void"] == 0 and last["epoch/rounds"] == 2 and last["memory/queries"] == 8
+  assert run.main([*flags, parts, "--mode=eval", "--config.eval.arms=memory"]) == 0
+  *_, evaluated = map(json.loads, (tmp_path / "parts" / "eval.jsonl").read_text().splitlines())
+  assert (evaluated["step"], evaluated["server"]["api"]) == (4, "transformers")
+  assert evaluated["arms"]["memory"]["trials"] == 2
 
 
 def test_a_model_it_does_not_serve_is_named(server):
