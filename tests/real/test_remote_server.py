@@ -1,5 +1,6 @@
 """Real servers on loopback: transformers' own, with what it can and cannot give, and our command."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -69,10 +70,10 @@ def model_directory(tmp_path_factory):
   return place
 
 
-@pytest.fixture(scope="module")
-def server(model_directory, tmp_path_factory):
+@contextlib.contextmanager
+def transformers_serve(model_directory, log):
   """URL of `transformers serve` with this model."""
-  port, log = free_port(), tmp_path_factory.mktemp("log") / "serve.log"
+  port = free_port()
   command = [
     str(pathlib.Path(sys.executable).with_name("transformers")), "serve", str(model_directory),
     "--host", "127.0.0.1", "--port", str(port), "--device", "cpu",
@@ -90,6 +91,12 @@ def server(model_directory, tmp_path_factory):
       process.wait(timeout=30)
     except subprocess.TimeoutExpired:
       process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(model_directory, tmp_path_factory):
+  with transformers_serve(model_directory, tmp_path_factory.mktemp("log") / "serve.log") as url:
+    yield url
 
 
 @pytest.fixture
