@@ -226,6 +226,7 @@ class Family(NamedTuple):
 _MODULES = {
   "alfworld": "memrl_jax.envs.alfworld",
   "bigcodebench": "memrl_jax.envs.bigcodebench",
+  "browser": "memrl_jax.envs.browser",
   "darkroom": "memrl_jax.envs.darkroom",
   "hints": "memrl_jax.envs.hints",
   "hle": "memrl_jax.envs.hle",
@@ -235,12 +236,15 @@ _MODULES = {
   "lifelong_os": "memrl_jax.envs.lifelong_os",
   "minesweeper": "memrl_jax.envs.minesweeper",
   "minihack": "memrl_jax.envs.minihack",
+  "miniwob": "memrl_jax.envs.miniwob",
   "mix": "memrl_jax.envs.mix",
   "rooms": "memrl_jax.envs.rooms",
   "scienceworld": "memrl_jax.envs.scienceworld",
   "sokoban": "memrl_jax.envs.sokoban",
   "swe": "memrl_jax.envs.swe",
+  "webarena": "memrl_jax.envs.webarena",
   "webshop": "memrl_jax.envs.webshop",
+  "workarena": "memrl_jax.envs.workarena",
 }
 
 

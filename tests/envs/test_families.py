@@ -257,5 +257,5 @@ def test_clumsy_players_lose_a_tag_at_the_stated_rate(name):
 
 
 def test_unknown_family_says_which_exist():
-  with pytest.raises(ValueError, match="choose one of alfworld, bigcodebench, darkroom"):
+  with pytest.raises(ValueError, match="choose one of alfworld, bigcodebench, browser"):
     base.family("pacman")

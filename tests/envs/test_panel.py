@@ -37,7 +37,7 @@ def test_a_changed_generator_is_noticed(monkeypatch):
 
 
 def test_a_missing_panel_names_those_that_exist():
-  with pytest.raises(ValueError, match="choose one of alfworld-v1, bigcodebench-v1, darkroom-v1"):
+  with pytest.raises(ValueError, match="choose one of alfworld-v1, bigcodebench-v1, browser-v1"):
     panel.load("pacman-v1")
 
 
