@@ -22,7 +22,6 @@ from memrl_jax.memory.episodic_write import Episode
 from memrl_jax.rollout.trial import Context, Generate, write_tip
 from memrl_jax.types import Memo, Message, Phase, Turn
 
-JUDGES = ("none", "retrieve", "relevance", "both")
 NOTES = ("note", "tip", "facts")  # anchors of the turns that hold what is kept of an attempt
 
 _YES_NO = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
@@ -42,7 +41,7 @@ async def wanted(ctx: Context, log: AttemptLog, task: str) -> bool:
   def build(view: View) -> list[Message]:
     return [Message("system", _RETRIEVE), Message("user", f"Task:\n{task}")]
 
-  turn = await _ask(ctx, log, "judge", 0, "retrieve", build, _verdict)
+  turn = await _ask(ctx, log, "judge", 0, "retrieve", build, lambda text, shown: _verdict(text))
   return turn.action != "no"
 
 
@@ -54,12 +53,15 @@ async def relevant(
   for number, memo in enumerate(memos, start=1):
 
     def build(view: View) -> list[Message]:
-      notes = "\n".join(view.tips) or "(too long to be shown)"
-      return [Message("system", _RELEVANT), Message("user", f"Task:\n{task}\n\nNote:\n{notes}")]
+      note = "\n".join(view.tips)
+      return [Message("system", _RELEVANT), Message("user", f"Task:\n{task}\n\nNote:\n{note}")]
+
+    def read(text: str, shown: int) -> tuple[str, bool]:
+      return _verdict(text) if shown else ("", False)  # it had no room: no verdict about nothing
 
     reads = ((memo.id, memo.version),)
     view = View((), log, tips=(memo.text,))
-    turn = await _ask(ctx, log, "judge", number, "relevant", build, _verdict, view, reads)
+    turn = await _ask(ctx, log, "judge", number, "relevant", build, read, view, reads)
     keep.append(turn.action != "no")
   texts = episodic_prompt.chosen([memo.text for memo in memos], keep)
   kept = [memo for memo, kept in zip(memos, keep, strict=True) if kept]
@@ -124,7 +126,7 @@ async def _compare(
   return made
 
 
-def _verdict(text: str, shown: int) -> tuple[str, bool]:
+def _verdict(text: str) -> tuple[str, bool]:
   """("yes" or "no", True), or ("", False) where neither was said."""
   found = None if "<think>" in text else _YES_NO.search(text)
   return (found[1].lower(), True) if found else ("", False)
