@@ -11,7 +11,7 @@ import pytest
 
 from experiments.tiny import train_tokenizer
 from memrl_jax.models import tiny
-from memrl_jax.sampling import chat
+from memrl_jax.sampling import chat, images
 from memrl_jax.types import Message
 
 SYMBOLS = [
@@ -122,6 +122,14 @@ def test_transformers_reads_the_same_tokenizer(tiny_chat, hugging_face):
     ours = tiny_chat.encode(messages)
     assert theirs == ours.tolist()
     assert hugging_face.decode(theirs, skip_special_tokens=True) == tiny_chat.decode(ours)
+
+
+@pytest.mark.parametrize("text", ["look", "a<|end|>b", ""])
+def test_an_image_is_a_line_of_text_in_token_ids(tiny_chat, text):
+  line = f"{text}\n{images.LEFT_OUT}"
+  for reader in (tiny_chat, chat.from_transformers(tiny.tokenizer_directory())):
+    ids = reader.encode([*_user("x"), Message("user", text, ("data:image/png;base64,AA==",))])
+    assert ids.tolist() == reader.encode(_user("x", line)).tolist()
 
 
 @pytest.mark.parametrize(
