@@ -148,7 +148,10 @@ class Talker:
     if self.loses(seed):
       self.lost += 1
       return 500, {"error": {"message": "injected"}}
-    words = {"role": "assistant", "content": "go hall" if seed % 2 else "go cellar"}
+    words = {
+      "role": "assistant",
+      "content": f"<remark>{'go hall' if seed % 2 else 'go cellar'}</remark>",
+    }
     return 200, {"choices": [{"message": words, "finish_reason": "stop"}]}
 
 
@@ -211,3 +214,14 @@ def test_what_a_server_of_ids_and_retrospex_need_is_said_before_there_is_a_run(t
     assert run.main(["--config=experiments/retrospex_lab.py:smoke", *place]) == 2
     assert "weighs responses by their log-probs" in capsys.readouterr().err
   assert not (tmp_path / "run").exists()
+
+
+def test_a_memory_is_filled_in_rounds_with_the_words_of_a_server(no_weights, tmp_path):
+  """--mode=adapt needs a run of weights only where weights were trained."""
+  with serving(Talker(lambda seed: False)) as url:
+    place = [f"--config.remote.url={url}", "--mode=adapt", "--config.adapt.rounds=1"]
+    size = ["--config.adapt.tasks=2", "--config.adapt.episodes=1"]
+    assert run.main(flags(tmp_path, *place, *size, *QUICK)) == 0
+  first, second = metrics.read(tmp_path / "adapt" / "rounds.jsonl")
+  assert (first["trials"], second["trials"], first["void"] + second["void"]) == (2, 2, 0)
+  assert first["tips_shown"] == 0 < second["tips_shown"]
