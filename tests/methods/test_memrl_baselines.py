@@ -192,6 +192,25 @@ def test_an_unreadable_verdict_retrieves_and_keeps():
   assert [turn.valid for turn in mine.turns if turn.phase == "judge"] == [False] * 3
 
 
+def test_a_block_of_memories_keeps_its_heading_whichever_of_them_are_left():
+  follow, avoid = f"{episodic_prompt.FOLLOW}\n", f"{episodic_prompt.AVOID}\n"
+  texts = [f"{follow}A", "B", f"{avoid}C"]
+  assert episodic_prompt.chosen(texts, [True] * 3) == texts
+  assert episodic_prompt.chosen(texts, [False, True, True]) == [f"{follow}B", f"{avoid}C"]
+  assert episodic_prompt.chosen(texts, [False, False, True]) == [f"{avoid}C"]
+
+
+def test_a_trial_of_several_attempts_ends_with_its_first_success():
+  played = Played("hle", frozen.BASELINES["TD over attempts"])
+
+  def answer(trial, request):
+    return solving(lambda trial: request.attempt == 1)(trial, request)
+
+  trials, numbers = played.round(0, answer)
+  assert {tuple(a.success for a in one.attempts) for one in trials} == {(False, True)}
+  assert numbers["epoch/last"] == 1.0
+
+
 def mem0(script):
   """Rounds of the Mem0-like baseline; `script(trial, request)` answers about facts."""
   played = Played("hle", frozen.BASELINES["Mem0-like"])
