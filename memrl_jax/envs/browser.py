@@ -9,6 +9,8 @@ another.
 
 from __future__ import annotations
 
+import base64
+
 from memrl_jax.envs import (
   base,
   browser_calls,
@@ -38,6 +40,7 @@ class Browser(base.Seeded):
 
   def _begin(self, task: Task) -> base.Observation:
     self._seen = self._page.open(task.id, task.seed)
+    self._images = self._look()
     self._asked = {"goal": self._seen.goal, "task": str(task)}
     return self._observe(f"Goal: {self._seen.goal}\n")
 
@@ -47,6 +50,7 @@ class Browser(base.Seeded):
     paid, ended = 0.0, False
     if call:
       self._seen, paid, ended = self._page.step(call)
+      self._images = self._look()
       note = FAILED if self._seen.error else ""
     self._turn += 1
     self._done = ended or self._turn >= self._options.turns
@@ -71,12 +75,19 @@ class Browser(base.Seeded):
     if seen.error:
       lines.append(f"The last action failed: {seen.error}")
     lines.append(browser_text.page(seen.tree, self._options.page_chars))
-    # The hook for models that see: images=(self._page.screenshot(),), a PNG file.
     return base.Observation(
       opening + "\n".join(lines),
       browser_text.anchor(seen.url, seen.tabs, seen.tree),
+      images=self._images,
       **self._asked,
     )
+
+  def _look(self) -> tuple[str, ...]:
+    """A picture of the page, where the options ask for it."""
+    if not self._options.images:
+      return ()
+    picture = base64.b64encode(self._page.screenshot()).decode()
+    return (f"data:image/png;base64,{picture}",)
 
   def close(self) -> None:
     self._done = True

@@ -188,7 +188,7 @@ class Engine:
     core._set_global_playwright(self._playwright)
     self._browsers: dict[str, Any] = {}
     # When this process ends, also where it is a worker, which runs no atexit.
-    multiprocessing.util.Finalize(self, self.close, exitpriority=10)
+    multiprocessing.util.Finalize(None, self.close, exitpriority=10)
 
   def browser(self, program: str) -> Any:
     """The running browser of a program."""

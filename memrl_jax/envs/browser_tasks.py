@@ -69,6 +69,7 @@ class Options:
   its test half and all other seeds unseen. instances: of each task there are to train on (0: no limit).
   turns: of an attempt. actions: groups of `browser_calls.ACTIONS` that may be used.
   page_chars: room for a page; about 3.5 make a token. What is left out is said (`browser_text.page`).
+  images: whether a picture of the page goes with its text, for models that take them.
   mark: which elements get an id, "all" or only those of BrowserGym's "standard_html".
   settle_s: seconds between an action and the look at the page. BrowserGym waits .5, and a tenth of a second
   or a whole one within each step of an action, which is left out here.
@@ -82,6 +83,7 @@ class Options:
   turns: int = 15
   actions: tuple[str, ...] = browser_calls.GROUPS
   page_chars: int = 12_000
+  images: bool = False
   mark: str = "standard_html"
   settle_s: float = 0.5
   executable: str = ""

@@ -335,6 +335,9 @@ class Fake:
       return self.seen("ValueError: Could not find element"), 0.0, False
     return self.seen(), 0.0, False
 
+  def screenshot(self):
+    return self.text.encode()
+
   def close(self):
     self.closed += 1
 
@@ -399,6 +402,14 @@ def test_a_call_that_fails_is_valid_and_told(opened):
   (result,) = act(environment, "fill('1', 'tab')")
   assert "\nTabs: 0 'Form', 1 'Other'; this is 0\n" in result.observation.text
   assert "failed" not in result.observation.text
+
+
+def test_pictures_go_along_where_they_are_asked_for(opened):
+  environment = opened(images=True)
+  shown = [environment.reset(0), *(r.observation for r in act(environment, "fill('1', 'a')", "x"))]
+  urls = [f"data:image/png;base64,{text}" for text in ("", "YQ==", "YQ==")]
+  assert [each.images for each in shown] == [(url,) for url in urls]
+  assert opened().reset(0).images == ()
 
 
 def test_a_page_that_is_gone_or_hangs_voids_its_trial_alone(opened):
