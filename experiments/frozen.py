@@ -89,6 +89,7 @@ def hints(config: Config, variant: str) -> None:
   config.method.note = "tip"
   config.episodic.build = "note"
   config.episodic.delta = 0.65  # [T]: the 80th percentile of the tasks' similarity is .61
+  config.sampling.temperature = 0.7  # [us]: as in evaluations; with 0 [P] an agent without luck finds nothing
   config.sampling.play_tokens = 6
   recipes._pack(config, length=192, rows=16, context=96)
   if variant == "smoke":

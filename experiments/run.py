@@ -255,8 +255,11 @@ def check(settings: Any, *, models: bool = True) -> None:
   from memrl_jax.envs import panel as panels
   from memrl_jax.memory import transfer
   from memrl_jax.models import lora, weights
+  from memrl_jax.training import learner
 
   needed = [(settings, "config.")] + [(settings.extractor, "config.extractor.")] * settings.extracts
+  if settings.hints and not settings.agent.remote.url:
+    needed.append((learner.frozen(settings.agent), "config.agent."))
   for parts, place in needed if models else ():
     try:
       directory = parts.model.directory()
@@ -393,7 +396,7 @@ _ON_RESUME = (
 )  # fmt: skip
 
 # What an evaluation may change: training does not depend on it, or has read it already.
-_OF_EVALUATION = ("eval", "remote", "adapt", "tips", "memory")
+_OF_EVALUATION = ("eval", "remote", "agent", "adapt", "tips", "memory")
 
 
 def _as_trained(record: dict[str, Any], run_folder: Any) -> dict[str, Any]:

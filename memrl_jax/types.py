@@ -38,7 +38,8 @@ class Sample(NamedTuple):
   """What a policy answered: the ids it read and sampled, and their log-probs when it sampled them.
 
   `logps` are nats under softmax(logits / temperature), one per id in `ids`; the stop id is kept.
-  A scripted player leaves all arrays empty: such a turn can never be trained on.
+  A scripted player leaves all arrays empty: such a turn can never be trained on. `forced`: how many of the
+  last ids of the prompt are the beginning of the answer, which was put into the policy's mouth.
   """
 
   text: str
@@ -47,6 +48,7 @@ class Sample(NamedTuple):
   logps: np.ndarray
   finish: str = "stop"
   temperature: float = 1.0
+  forced: int = 0
 
 
 class Recall(NamedTuple):

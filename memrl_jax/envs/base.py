@@ -165,18 +165,35 @@ class View(NamedTuple):
     return self._replace(current=dataclasses.replace(self.current, steps=steps), tips=())
 
 
+class Hinting(NamedTuple):
+  """How a memory policy is asked whether to give a hint and which (Mem-pi, 2605.21463).
+
+  An answer begins with the decision: `speak`, then the hint and `close`, or `abstain` and nothing else. seen: what
+  the agent sees now. hint: the prompt for a goal and what is seen. advice: the hint of a whole answer, "" where it
+  holds none.
+  """
+
+  speak: str
+  abstain: str
+  close: str
+  seen: Callable[[View], str]
+  hint: Callable[[str, str], list[Message]]
+  advice: Callable[[str], str]
+
+
 class Extract(NamedTuple):
   """A family's prompts about experience; `view.tips` are the entries they show, numbered from 1.
 
   distill: the finished attempt `view.current`. merge: a chunk of entries. advise: a question asked in
   the middle of `view.current`. judge: entries before an attempt begins, and the share of attempts at
-  this task that the actor has won so far.
+  this task that the actor has won so far. hinting: what a memory policy is asked.
   """
 
   distill: Callable[[View], list[Message]]
   merge: Callable[[Sequence[str]], list[Message]]
   advise: Callable[[View, str], list[Message]]
   judge: Callable[[View, float], list[Message]]
+  hinting: Hinting
 
 
 class Prompts(NamedTuple):

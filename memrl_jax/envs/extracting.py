@@ -16,6 +16,7 @@ from memrl_jax.types import Message
 
 ASKED = re.compile(r"<ask>(.*?)</ask>", re.DOTALL | re.IGNORECASE)
 VERDICTS = ("accept", "refine", "reject")
+SPEAK, ABSTAIN = "[GENERATE]", "[ABSTAIN]"  # Mem-pi's decisions, in sentences
 
 
 def brief(
@@ -35,7 +36,15 @@ def brief(
   def judge(view: base.View, rate: float) -> list[Message]:
     return _user("\n", header, *_lines(view.tips), f"judge {round(9 * rate)}")
 
-  return base.Extract(distill, merge, advise, judge)
+  def hint(goal: str, seen: str) -> list[Message]:
+    return _user("\n", *filter(None, (goal, seen)), "tip")
+
+  def advice(answer: str) -> str:
+    start, said, rest = answer.partition(_SPEAK)
+    return rest.partition("</remark>")[0].strip() if said and not start.strip() else ""
+
+  hinting = base.Hinting(_SPEAK, _ABSTAIN, "</remark>", now, hint, advice)
+  return base.Extract(distill, merge, advise, judge, hinting)
 
 
 def _lines(texts: Sequence[str]) -> list[str]:
@@ -62,7 +71,19 @@ def full(
     known = f"So far this kind of task was completed in {rate:.0%} of the attempts."
     return _user("\n\n", *so_far(view), *_shown(view.tips, _STORED), known, _JUDGE)
 
-  return base.Extract(distill, merge, advise, judge)
+  def seen(view: base.View) -> str:
+    return "\n\n".join(so_far(view))
+
+  def hint(goal: str, seen: str) -> list[Message]:
+    task = f"The task: {goal}" if goal and goal not in seen else ""
+    return _user("\n\n", *filter(None, (task, seen)), _HINT)
+
+  def advice(answer: str) -> str:
+    start, said, rest = answer.rpartition("</think>")[2].partition(SPEAK)
+    return " ".join(rest.split()) if said and not start.strip() else ""
+
+  hinting = base.Hinting(SPEAK, ABSTAIN, "", seen, hint, advice)
+  return base.Extract(distill, merge, advise, judge, hinting)
 
 
 def _shown(texts: Sequence[str], heading: str) -> list[str]:
@@ -100,6 +121,12 @@ def verdict(response: str) -> tuple[str, str]:
 def _user(joint: str, *parts: str) -> list[Message]:
   return [Message("user", joint.join(parts))]
 
+
+_SPEAK, _ABSTAIN = "<remark>", "keep"  # the same in brief notation
+
+_HINT = f"""Another agent is about to act here. You know such tasks. If it will do well by itself, or you know \
+nothing that helps, answer {ABSTAIN} and nothing else. Otherwise answer {SPEAK} and then a short hint: what to do, \
+in which order, and what to avoid. Every word costs."""
 
 _GUIDED = "Experience that was given to the agent before this attempt:"
 _STORED = "Experience from earlier attempts:"

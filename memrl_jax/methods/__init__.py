@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memrl_jax.methods import base, baselines, complementary, empo2, lamer, memrl, retrospex
+from memrl_jax.methods import base, baselines, complementary, empo2, lamer, mempi, memrl, retrospex
 from memrl_jax.rollout import credit
 
 # Method name -> the estimators it may use; None: a frozen model, nothing is trained.
@@ -15,6 +15,7 @@ METHODS: dict[str, tuple[str, ...] | None] = {
   "grpo": ("grpo",),
   "rloo": ("rloo",),
   "ppo": ("ppo",),
+  "mempi": credit.ESTIMATORS,  # none of which it uses: it pays by ops.counterfactual
   "memrl": None,
   "reflexion": None,
   "retrospex": None,
@@ -23,12 +24,13 @@ METHODS: dict[str, tuple[str, ...] | None] = {
 }
 
 # Methods with a memory outside of the context.
-REMEMBERING = ("empo2", "complementary", "memrl", "retrospex")
+REMEMBERING = ("empo2", "complementary", "mempi", "memrl", "retrospex")
 
 Config = (
   lamer.LamerConfig
   | empo2.Empo2Config
   | complementary.ComplementaryConfig
+  | mempi.MempiConfig
   | memrl.MemrlConfig
   | retrospex.RetrospexConfig
   | baselines.BaselineConfig
@@ -45,6 +47,8 @@ def config_type(name: str) -> type[Config]:
     return empo2.Empo2Config
   if name == "complementary":
     return complementary.ComplementaryConfig
+  if name == "mempi":
+    return mempi.MempiConfig
   if name == "memrl":
     return memrl.MemrlConfig
   if name == "retrospex":
@@ -76,6 +80,10 @@ def make(
     if memory is None:
       raise ValueError("Complementary RL needs a bank; open one (training.memories) and pass it")
     return complementary.make(config, credit_config, shape, memory, per_token)
+  if isinstance(config, mempi.MempiConfig):
+    if memory is None:
+      raise ValueError("Mem-pi needs a bank of hints; open one (training.memories) and pass it")
+    return mempi.make(config, memory)
   if isinstance(config, memrl.MemrlConfig):
     if memory is None:
       raise ValueError("MemRL needs a memory; open one (training.memories) and pass it")

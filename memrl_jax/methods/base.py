@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from memrl_jax.rollout import collect
+from memrl_jax.rollout.lessons import Lesson
 from memrl_jax.rollout.trial import Program
 from memrl_jax.types import Trial
 
@@ -48,6 +50,9 @@ class Method(NamedTuple):
   summary:  numbers of its own about the trials of an evaluation arm.
   trains:   whether the policy trains in an update.
   watch:    reads the metrics of an update and may add to them.
+  study:    what an update imitates in place of playing, if it does; `terms` weigh the parts of that loss.
+  anchors:  after so many updates a KL term refers to the policy as it is then, which is also evaluated.
+  contrast: numbers about an arm that need the others: of the trials by arm, numbers by arm.
   """
 
   trial: Program
@@ -59,6 +64,10 @@ class Method(NamedTuple):
   summary: Callable[[Sequence[Trial]], dict[str, float]] = lambda trials: {}
   trains: Callable[[int], bool] = lambda update: True
   watch: Callable[[dict[str, float]], dict[str, float]] = lambda numbers: {}
+  study: Callable[[int, np.random.Generator], list[Lesson] | None] = lambda update, rng: None
+  terms: Mapping[str, float] = MappingProxyType({})
+  anchors: int | None = None
+  contrast: Callable[[Mapping[str, Sequence[Trial]]], dict[str, dict[str, Any]]] = lambda arms: {}
 
 
 def forget(trials: Sequence[Trial]) -> None:

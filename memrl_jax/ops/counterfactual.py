@@ -42,7 +42,7 @@ def regularised(
   return_NJ: jax.Array, length_NJ: jax.Array, *, weight: float, longest: int
 ) -> jax.Array:
   """The reward with the length regulariser, r_j - weight |m_j| / longest; an abstention has no length."""
-  length_NJ = length_NJ.at[:, 0].set(0)
+  length_NJ = jnp.asarray(length_NJ).at[:, 0].set(0)
   return return_NJ - weight * length_NJ / longest
 
 
@@ -65,7 +65,7 @@ def advantages(
   chex.assert_equal_shape([reward_NJ, mask_NJ])
   if gate not in GATES:
     raise ValueError(f"gate {gate!r} is not known; choose one of {', '.join(GATES)}")
-  reward_NJ = masks.keep(reward_NJ, mask_NJ)
+  reward_NJ, mask_NJ = masks.keep(reward_NJ, mask_NJ), jnp.asarray(mask_NJ)
   speaks_NJ = mask_NJ.at[:, 0].set(False)
   base_N, value_N = reward_NJ[:, 0], _mean(reward_NJ, speaks_NJ)
   delta_N = value_N - base_N
@@ -119,7 +119,7 @@ def balance(
   batch (0: the row is not). Exact for every surrogate, all of which are linear in A > 0 and in A < 0.
   """
   chex.assert_equal_shape([decision_NJ, content_NJ])
-  decision_NJ, content_NJ = decision_NJ.astype(jnp.float32), content_NJ.astype(jnp.float32)
+  decision_NJ, content_NJ = jnp.asarray(decision_NJ, float), jnp.asarray(content_NJ, float)
   whole = jnp.sum(decision_NJ) + jnp.sum(content_NJ)
   in_batch_N = jnp.any(decision_NJ > 0, axis=1) | jnp.any(content_NJ > 0, axis=1)
   groups = jnp.maximum(jnp.sum(in_batch_N), 1)

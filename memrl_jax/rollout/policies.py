@@ -12,7 +12,7 @@ from memrl_jax.rollout.trial import Answer, Generate, VoidTrial
 from memrl_jax.sampling import chat, engine, remote
 from memrl_jax.types import Message, Sample, Trial
 
-_EMPTY = np.zeros(0, np.int32)
+_EMPTY, _NO_LOGPS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +54,23 @@ class LanguagePolicy:
     self, sampler: engine.Engine, text: chat.Chat, config: SamplingConfig, max_context: int
   ):
     self._engine, self._chat, self._config, self._max_context = sampler, text, config, max_context
-    self._waiting: dict[int, tuple[list[Message], base.View, np.ndarray]] = {}
+    self._waiting: dict[int, tuple[list[Message], base.View, np.ndarray, int]] = {}
+    self._whole: list[tuple[int, Answer]] = []  # answers that need no sampling
+    self._count = 0  # of those; their tickets are negative
 
   def submit(self, trial: Trial, request: Generate, key: np.ndarray) -> int:
     config = self._config
     budget = config.tokens(request)
-    messages, view, prompt = fit(request, self._chat, self._max_context - budget)
+    begun = self._chat.reply(request.forced)[:-1] if request.forced else _EMPTY
+    messages, view, prompt = fit(request, self._chat, self._max_context - budget - len(begun))
+    prompt = np.concatenate([prompt, begun])
+    if request.whole:
+      sample = Sample(
+        "", prompt, _EMPTY, _NO_LOGPS, temperature=config.temperature, forced=len(begun)
+      )
+      self._count += 1
+      self._whole.append((-self._count, Answer(sample, messages, view)))
+      return -self._count
     ticket = self._engine.submit(
       engine.Request(
         key=key,
@@ -71,15 +82,17 @@ class LanguagePolicy:
         stop=self._chat.stop_ids,
       )
     )
-    self._waiting[ticket] = (messages, view, prompt)
+    self._waiting[ticket] = (messages, view, prompt, len(begun))
     return ticket
 
   def poll(self) -> list[tuple[int, Answer]]:
-    answers = []
-    for ticket, done in self._engine.run_round():
-      messages, view, prompt = self._waiting.pop(ticket)
+    answers, self._whole = self._whole, []
+    for ticket, done in self._engine.run_round() if self._waiting else ():
+      messages, view, prompt, forced = self._waiting.pop(ticket)
       text = self._chat.decode(done.ids)
-      sample = Sample(text, prompt, done.ids, done.logps, done.finish, self._config.temperature)
+      sample = Sample(
+        text, prompt, done.ids, done.logps, done.finish, self._config.temperature, forced
+      )
       answers.append((ticket, Answer(sample, messages, view)))
     return answers
 
@@ -137,6 +150,8 @@ class RemotePolicy:
     self._waiting: dict[int, tuple[list[Message], base.View, np.ndarray]] = {}
 
   def submit(self, trial: Trial, request: Generate, key: np.ndarray) -> int:
+    if request.forced:
+      raise VoidTrial("a server does not let an answer begin as it is told; sample in this process")
     config = self._config
     budget = config.tokens(request)
     if self._client.reads_text:

@@ -21,7 +21,8 @@ class VoidTrial(Exception):
 class Generate(NamedTuple):
   """Ask the policy. `build` turns the view into messages; it may be called again on a smaller view.
 
-  `draw` counts the answers that are sampled to one prompt.
+  `draw` counts the answers that are sampled to one prompt. `forced`: how the answer begins, whatever the
+  policy thinks; `whole`: and that is all of it, nothing is sampled.
   """
 
   phase: Phase
@@ -30,6 +31,8 @@ class Generate(NamedTuple):
   build: Callable[[base.View], list[Message]]
   view: base.View
   draw: int = 0
+  forced: str = ""
+  whole: bool = False
 
 
 class EnvCall(NamedTuple):
@@ -100,6 +103,7 @@ class Reading(NamedTuple):
   given: what every turn is shown instead, read once before the attempt.
   questions: how often in an attempt the agent may ask another model instead of acting; the answer
     is shown from then on, and costs no turn.
+  consult: asked before every turn instead, for what that turn is shown.
   """
 
   key: Callable[[base.AttemptLog], str]
@@ -108,6 +112,7 @@ class Reading(NamedTuple):
   plain: bool = False
   given: tuple[Memo, ...] | None = None
   questions: int = 0
+  consult: Callable[[base.AttemptLog], Awaitable[tuple[Memo, ...]]] | None = None
 
 
 NO_MEMORY = Reading(lambda log: "")
@@ -125,7 +130,7 @@ async def play(
   told: list[Memo] = []  # answers to questions
   while not log.done and len(log.steps) < ctx.horizon:
     key = reading.key(log)
-    memos = (*await _read(ctx, reading, key), *told)
+    memos = (*await _read(ctx, reading, log, key), *told)
     may_ask = len(told) < reading.questions
     words = "\n\n".join(filter(None, (instruction, may_ask * extracting.tool(reading.questions))))
     view = base.View(past, log, memory, words, tuple(memo.text for memo in memos))
@@ -162,7 +167,9 @@ async def play(
   ctx.trial.attempts.append(Attempt(last.success, last.score, total, len(log.steps)))
 
 
-async def _read(ctx: Context, reading: Reading, key: str) -> tuple[Memo, ...]:
+async def _read(ctx: Context, reading: Reading, log: base.AttemptLog, key: str) -> tuple[Memo, ...]:
+  if reading.consult is not None:
+    return await reading.consult(log)
   if reading.given is not None or reading.scope is None:
     return reading.given or ()
   return await ctx.recall(reading.scope, key)

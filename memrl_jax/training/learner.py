@@ -7,10 +7,12 @@ it is here.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from memrl_jax.models import lora, weights
@@ -34,11 +36,30 @@ class Parts(Protocol):
   mesh: mesh.MeshConfig
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+  """The `Parts` of a model that is never trained."""
+
+  model: settings_lib.ModelSettings
+  engine: engine.EngineConfig
+  mesh: mesh.MeshConfig
+  lora: lora.LoraConfig = dataclasses.field(default_factory=lora.LoraConfig)
+  loss: objective.LossConfig = dataclasses.field(default_factory=objective.LossConfig)
+  optim: steps.OptimConfig = dataclasses.field(default_factory=steps.OptimConfig)
+  pack: pack.PackConfig = dataclasses.field(default_factory=pack.PackConfig)
+
+
+def frozen(agent: settings_lib.AgentSettings) -> Frozen:
+  """The `Parts` of a frozen agent."""
+  return Frozen(agent.model, agent.engine, agent.mesh)
+
+
 class Learner:
   """A model and how it is trained; `state` is what training changes.
 
   `initial` are the weights it comes with, `start` what training begins from and a KL term refers to
-  (with adapters: theirs). `client` is the server that samples; without one an `engine` here does.
+  (with adapters: theirs), or, once it was `anchored`, what it was then. `client` is the server that samples;
+  without one an `engine` here does.
   """
 
   def __init__(
@@ -51,9 +72,13 @@ class Learner:
     critic: bool = False,
     keep: bool = False,
     client: remote.Client | None = None,
+    first: tuple[int, float] | None = None,
   ):
-    """`total`: optimiser steps, for the schedule. `keep`: an old `state` stays readable after an update."""
-    self.parts, self.frozen, self.client = parts, frozen, client
+    """`total`: optimiser steps, for the schedule. `keep`: an old `state` stays readable after an update.
+
+    first: it is taught in so many steps, with a rate of their own, and anchored before the others.
+    """
+    self.parts, self.frozen, self.client, self._anchors = parts, frozen, client, first is not None
     self._pushed: Any = None  # the params that the server has
     self.mesh = mesh.make(parts.mesh)
     self.cfg, self.initial = weights.load_directory(
@@ -66,7 +91,7 @@ class Learner:
     self.trainer = steps.Trainer(
       self.cfg,
       parts.loss,
-      steps.optimiser(parts.optim, total),
+      steps.optimiser(parts.optim, total, first or (0, 0.0)),
       self.mesh,
       max_tokens=parts.pack.response,
       remat=settings_lib.REMAT[parts.model.remat],
@@ -129,22 +154,47 @@ class Learner:
     self.state, numbers = self.advanced(self.state, rows, minibatches, rng)
     return numbers
 
+  def study(
+    self, rows: Sequence[Turn], minibatches: int, rng: np.random.Generator
+  ) -> dict[str, float]:
+    """`learn` on rows to imitate, which nothing holds back: the KL term is to the weights of now."""
+    self.rescore(rows)
+    reference = self.state.params["policy"]
+    self.state, numbers = self.advanced(self.state, rows, minibatches, rng, reference)
+    return numbers
+
+  def anchor(self) -> None:
+    """From here on a KL term refers to the weights of now."""
+    self.start = jax.tree.map(jnp.array, self.state.params["policy"])
+
+  def rescore(self, turns: Sequence[Turn]) -> None:
+    """Sets the behaviour log-probs of turns: those of the weights of now."""
+    packed = pack.pack_with_places(turns, self.parts.pack)
+    scores = jax.device_get(self.trainer.score(self.state.params["policy"], packed.batches))
+    for turn, (m, b, s) in zip(turns, packed.places, strict=True):
+      logps = np.asarray(scores[m][b, s, : len(turn.sample.ids)], np.float32)
+      turn.sample = turn.sample._replace(logps=logps)
+
   def advanced(
     self,
     state: steps.TrainState,
     rows: Sequence[Turn],
     minibatches: int,
     rng: np.random.Generator,
+    reference: Any = None,
   ) -> tuple[steps.TrainState, dict[str, float]]:
-    """The state after `learn`, which consumes `state` (unless made with `keep`) and sets nothing here."""
-    config = self.parts.loss
+    """The state after `learn`, which consumes `state` (unless made with `keep`) and sets nothing here.
+
+    reference: weights of the KL term, in place of `start`.
+    """
+    config, reference = self.parts.loss, self.start if reference is None else reference
     packed = [
       pack.pack_with_places(part, self.parts.pack) for part in pack.split(rows, minibatches, rng)
     ]
     parts = [one.batches for one in packed]
     params = state.params["policy"]
     old = [self.trainer.old(params, part) for part in parts]
-    ref = [self.trainer.score(self.start, part) if config.kl_coef else None for part in parts]
+    ref = [self.trainer.score(reference, part) if config.kl_coef else None for part in parts]
     history = []
     for part, part_old, part_ref in zip(parts, old, ref, strict=True):
       state, result = self.trainer.update(state, part, part_old, part_ref)
@@ -178,10 +228,14 @@ class Learner:
 
   def saved(self) -> dict[str, Any]:
     """The arrays of a checkpoint; frozen weights are where they came from."""
-    return _nothing() if self.frozen else self.state._asdict()
+    if self.frozen:
+      return _nothing()
+    return self.state._asdict() | ({"start": self.start} if self._anchors else {})
 
   def load(self, arrays: dict[str, Any]) -> None:
     """Back to what `saved` gave."""
+    if self._anchors:
+      self.start = arrays.pop("start")
     if not self.frozen:
       self.state = steps.TrainState(**arrays)
 

@@ -20,7 +20,7 @@ from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import mix, pool
 from memrl_jax.models import tiny, weights
-from memrl_jax.rollout import collect, credit, pack, policies
+from memrl_jax.rollout import collect, credit, lessons, pack, policies
 from memrl_jax.sampling import engine, remote
 from memrl_jax.training import (
   checkpoint,
@@ -37,7 +37,14 @@ from memrl_jax.training.settings import Settings
 from memrl_jax.types import Trial
 
 MASKED_ALARM = 0.2  # share of masked tokens that is worth a word
-TRAIN, EVALUATE, SHUFFLE, MODE, TASKS = 0, 1, 2, 3, 4  # streams of randomness under the run's seed
+TRAIN, EVALUATE, SHUFFLE, MODE, TASKS, STUDY = (
+  0,
+  1,
+  2,
+  3,
+  4,
+  5,
+)  # streams of randomness under the run's seed
 
 
 def plan(settings: Settings, update: int) -> list[Trial]:
@@ -82,6 +89,7 @@ class Run:
     trains: bool = False,
   ):
     self.settings, self.client = settings, client
+    self._doors = contextlib.ExitStack()  # of servers that the run has opened
     self.actor: learner.Learner | learner.Served
     if client is not None and not trains:
       self.actor = learner.Served(settings, client)
@@ -93,7 +101,10 @@ class Run:
         frozen=settings.frozen,
         critic=settings.credit.estimator == "ppo",
         client=client,
+        first=settings.first,
       )
+    # Who plays: the model that learns, or a frozen one for which it writes.
+    self.player = self._agent() if settings.hints else self.actor
     self.family = env_base.family(settings.env.name)
     self.prompts = self.family.prompts(settings.env.options)
     self.horizon = evaluate.horizon(self.family, settings.env.options)
@@ -118,6 +129,21 @@ class Run:
     self.guard = guard.Guard(settings.guard)
     self.actor.sync()  # before the engine warms up: placement is part of what is compiled
 
+  def _agent(self) -> learner.Learner | learner.Served:
+    agent = self.settings.agent
+    if agent.remote.url:
+      return learner.Served(agent, self._doors.enter_context(remote.Client(agent.remote)))
+    return learner.Learner(learner.frozen(agent), seed=self.settings.seed, total=0, frozen=True)
+
+  def _route(self, sampling: policies.SamplingConfig) -> tuple[Any, Any]:
+    """(who plays, who is asked for advice), with the weights of now; both start afresh."""
+    self.actor.sync()
+    if self.settings.hints:
+      self.player.sync()
+      return self.player.policy(self.settings.agent.sampling), self.actor.policy(sampling)
+    advisor = None if self.extractor is None else self.extractor.advisor()
+    return self.actor.policy(sampling), advisor
+
   def _credit_shape(self) -> credit.Shape:
     settings = self.settings
     return credit.Shape(
@@ -135,20 +161,19 @@ class Run:
   def warmup(self) -> None:
     """Compiles what sampling needs."""
     self.actor.warmup()
+    if self.settings.hints:
+      self.player.warmup()
     if self.extractor is not None:
       self.extractor.warmup()
 
   def rollout(self, update: int, envs: pool.EnvPool) -> list[Trial]:
     """Plays the trials of one update with the current weights."""
     settings = self.settings
-    self.actor.sync()
-    policy = self.actor.policy(settings.sampling)
     trials = plan(settings, update)
     self.method.plan(trials, np.random.default_rng([settings.seed, MODE, update]))
-    advisor = None
     if self.extractor is not None:
       self.extractor.launch()
-      advisor = self.extractor.advisor()
+    policy, advisor = self._route(settings.sampling)
     return collect.collect(
       trials,
       self.method.trial,
@@ -172,6 +197,9 @@ class Run:
     turns = [turn for trial in trials if trial.void is None for turn in trial.turns]
     if "critic" in self.actor.state.params:
       self.actor.values([turn for turn in turns if len(turn.sample.ids)])
+    unscored = [turn for turn in turns if np.isnan(turn.sample.logps).any()]  # nobody sampled them
+    if unscored:
+      self.actor.rescore(unscored)
     numbers = self.method.credit(trials)
     if not self.method.trains(update):
       return numbers
@@ -185,6 +213,16 @@ class Run:
     numbers |= self.actor.learn(rows, settings.train.minibatches, rng)
     return numbers | self.method.watch(numbers)
 
+  def told(self, update: int) -> list[lessons.Lesson] | None:
+    """What the method imitates in this update; None where it plays."""
+    return self.method.study(update, np.random.default_rng([self.settings.seed, STUDY, update]))
+
+  def study(self, update: int, told: Sequence[lessons.Lesson]) -> dict[str, float]:
+    """Optimiser steps on what is imitated; returns metrics."""
+    rows = lessons.rows(told, self.actor.chat, self.method.terms)
+    rng = np.random.default_rng([self.settings.seed, SHUFFLE, update])
+    return self.actor.study(rows, self.settings.train.minibatches, rng) | {"study/rows": len(rows)}
+
   def remember(self, update: int, trials: Sequence[Trial]) -> dict[str, float]:
     """What the method makes of the trials, and the extractor of what it makes; returns metrics."""
 
@@ -197,7 +235,6 @@ class Run:
     self, step: int, label: str, progress: metrics.Progress
   ) -> tuple[dict[str, Any], dict[str, list[Trial]]]:
     """Plays the panel with the current weights."""
-    self.actor.sync()
     e, sampling = self.settings.eval, self.eval_sampling
     base = None
     if "base" in e.swap:
@@ -205,16 +242,19 @@ class Run:
       base = self.actor.policy(sampling, frozen)
     who = f"{self.client.gives.model} at {self.client.url}, " if self.client else ""
     progress.say(f"evaluating {who}update {step}, on {e.tasks} tasks of {e.panel}/{e.half} ...")
+    policy, advisor = self._route(sampling)
     record, trials = self.evaluator.run(
-      self.actor.policy(sampling),
+      policy,
       step=step,
       label=label,
       base=base,
       memory=None if self.method.memory is None else self.method.memory.observer,
-      advisor=None if self.extractor is None else self.extractor.advisor(),
+      advisor=advisor,
     )
+    contrast = self.method.contrast(trials)
     for arm, played in trials.items():
       record["arms"][arm] |= self.method.summary(played) | mix.by_part(played)
+      record["arms"][arm] |= contrast.get(arm, {})
     if self.client is not None:
       record["server"] = {"url": self.client.url, **self.client.gives._asdict()}
     for line in evaluate.table(record):
@@ -255,6 +295,7 @@ class Run:
       self.extractor.close()
     if self.method.memory is not None:
       self.method.memory.close()
+    self._doors.close()
 
 
 def train(
@@ -295,14 +336,21 @@ def train(
       )
       try:
         while done < train_settings.updates:
-          status, done = _update(run, log, envs, done, progress)
+          told = run.told(done)
+          if told is None:
+            status, done = _update(run, log, envs, done, progress)
+          else:
+            status, done = _study(run, log, done, told, progress)
           if status != "finished":
             if done and done != saved.latest():
               run.save(saved, done)
             break
-          last = done == train_settings.updates
-          if last or _due(done, settings.train.eval_every):
-            void = _evaluate(run, log, done, "final" if last else "update", progress)
+          last, anchored = done == train_settings.updates, done == run.method.anchors
+          if anchored:
+            run.actor.anchor()
+          if last or anchored or _due(done, settings.train.eval_every):
+            label = "final" if last else "anchor" if anchored else "update"
+            void = _evaluate(run, log, done, label, progress)
             status = f"stopped: {void}" if void and last else status
           if last or stop.requested or _due(done, settings.train.checkpoint_every):
             run.save(saved, done)
@@ -319,6 +367,21 @@ def train(
 
 def _due(done: int, every: int) -> bool:
   return every > 0 and done % every == 0
+
+
+def _study(
+  run: Run, log: metrics.MetricsLog, update: int, told: Sequence[lessons.Lesson], progress
+) -> tuple[str, int]:
+  """One update that imitates; returns as `_update`."""
+  began = time.perf_counter()
+  numbers = run.study(update, told)
+  seconds = time.perf_counter() - began
+  log.write(update + 1, numbers, {"seconds/learn": seconds})
+  reason = _reason_to_stop(run, update, None, numbers)
+  progress.update(update + 1, {"imitates": numbers["train/loss"]}, seconds=seconds)
+  if reason:
+    progress.say(reason)
+  return reason or "finished", update + 1
 
 
 def _update(

@@ -13,8 +13,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from memrl_jax.memory import bank, embed, episodic, experience, manager, novelty, tips, transfer
-from memrl_jax.methods import base, complementary, empo2, memrl, retrospex
+from memrl_jax.envs import base as env_base
+from memrl_jax.memory import (
+  bank,
+  embed,
+  episodic,
+  experience,
+  hintbank,
+  manager,
+  novelty,
+  tips,
+  transfer,
+)
+from memrl_jax.methods import base, complementary, empo2, mempi, memrl, retrospex
 from memrl_jax.models import policy
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.sampling import chat
@@ -68,6 +79,13 @@ def of_method(
       settings.method,
       episodic.Episodic.open(folder, embedding, settings.episodic),
       settings.train.tasks,
+    )
+  if isinstance(settings.method, mempi.MempiConfig):
+    prompts = env_base.family(settings.env.name).prompts(settings.env.options)
+    method = settings.method
+    kept = hintbank.HintBank.open(folder, embedding, show=method.show, keep=method.keep)
+    return mempi.Experience(
+      settings.method, kept, prompts.extract.hinting, settings.sampling.reflect_tokens
     )
   if isinstance(settings.method, retrospex.RetrospexConfig):
     return retrospex.Remembered(settings.method, embedding, settings.seed, settings.train.updates)

@@ -14,7 +14,7 @@ from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import pool
 from memrl_jax.memory import episodic_config, experience, manager, novelty, tips
-from memrl_jax.methods import complementary, memrl
+from memrl_jax.methods import complementary, mempi, memrl
 from memrl_jax.models import lora, tiny, weights
 from memrl_jax.rollout import credit, pack, policies
 from memrl_jax.sampling import chat, engine, remote
@@ -127,7 +127,7 @@ class EvalSettings:
   """The evaluation on a fixed panel.
 
   panel: name or file of a panel; tasks: how many of its seeds; half: "test", or "dev" for tuning.
-  arms: "memory" and "none". swap: who plays attempt 1 in the swap test, "random" and/or "base".
+  arms: "memory", "none", and for Mem-pi "rag". swap: who plays attempt 1 in the swap test, "random" and/or "base".
   harder: named changes of environment options, evaluated without retraining.
   options: changes of the environment's options in every evaluation (a held-out split).
   diversity_tasks, diversity_samples: tasks and trajectories per task of the diversity (0: none).
@@ -150,9 +150,9 @@ class EvalSettings:
 
   def __post_init__(self):
     for arm in self.arms:
-      if arm not in ("memory", "none"):
+      if arm not in ("memory", "none", "rag"):
         raise ValueError(
-          f"evaluation arm {arm!r} is not known; choose memory or none (config.eval.arms)"
+          f"evaluation arm {arm!r} is not known; choose memory, none or rag (config.eval.arms)"
         )
     for who in self.swap:
       if who not in ("random", "base"):
@@ -291,6 +291,23 @@ class ExtractorSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class AgentSettings:
+  """The frozen agent that a memory policy writes for: a model of this process, or one behind `remote.url`.
+
+  sampling is the agent's in training and in evaluations; reflect_tokens is the budget of a hint that it writes
+  for the bank.
+  """
+
+  model: ModelSettings = dataclasses.field(default_factory=lambda: ModelSettings(""))
+  sampling: policies.SamplingConfig = dataclasses.field(default_factory=policies.SamplingConfig)
+  engine: engine.EngineConfig = dataclasses.field(
+    default_factory=lambda: engine.EngineConfig(slots=128)
+  )
+  remote: remote.RemoteConfig = dataclasses.field(default_factory=remote.RemoteConfig)
+  mesh: mesh.MeshConfig = dataclasses.field(default_factory=mesh.MeshConfig)
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings:
   """Everything a run depends on."""
 
@@ -317,6 +334,7 @@ class Settings:
   experience: experience.ExperienceConfig
   manager: manager.ManagerConfig
   extractor: ExtractorSettings
+  agent: AgentSettings
   train: TrainSettings
   eval: EvalSettings
   adapt: AdaptSettings
@@ -331,6 +349,10 @@ class Settings:
       self._check_extractor(self.method)
     if isinstance(self.method, memrl.MemrlConfig):
       self._check_episodic(self.method)
+    if isinstance(self.method, mempi.MempiConfig):
+      self._check_mempi()
+    elif "rag" in self.eval.arms:
+      raise ValueError(f"{self.method_name} has no arm rag; leave it out of config.eval.arms")
     self._check_sizes()
 
   @property
@@ -342,6 +364,18 @@ class Settings:
   def trains(self) -> bool:
     """Whether this run changes weights."""
     return self.train.updates > 0 and not self.frozen
+
+  @property
+  def hints(self) -> bool:
+    """Whether the model writes hints for a frozen agent (`agent`), which plays."""
+    return isinstance(self.method, mempi.MempiConfig)
+
+  @property
+  def first(self) -> tuple[int, float] | None:
+    """Optimiser steps before all others, with a rate of their own (Mem-pi's stage 1), if there are any."""
+    if not isinstance(self.method, mempi.MempiConfig) or not self.method.distil:
+      return None
+    return self.method.distil * self.train.minibatches, self.method.distil_rate
 
   def _check_method(self) -> None:
     allowed = methods.METHODS[self.method_name]
@@ -438,6 +472,23 @@ class Settings:
       raise ValueError(
         "an environment's own notation for tips and memories that hold nothing else go together; set "
         "config.method.note=tip with config.episodic.build=note, or neither"
+      )
+
+  def _check_mempi(self) -> None:
+    if self.credit != credit.CreditConfig():
+      raise ValueError(
+        "mempi pays by config.method (gate, normalise, brevity, ...) and reads nothing of config.credit; leave that "
+        "section as it is"
+      )
+    if self.loss.aggregate != "token_mean":
+      raise ValueError(
+        f"mempi balances its two losses for a mean over tokens, not {self.loss.aggregate}; set "
+        "config.loss.aggregate to token_mean"
+      )
+    if self.remote.url:
+      raise ValueError(
+        "the memory policy is asked and trained in this process; the address of the agent's server is "
+        "config.agent.remote.url"
       )
 
   def _check_sizes(self) -> None:

@@ -69,14 +69,19 @@ class Sums(NamedTuple):
   gap_max: jax.Array  # largest |trainer - sampler| log-prob, nats
 
 
-def optimiser(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
-  """Clipping over all weights of a model together, then AdamW on its schedule."""
+def optimiser(
+  config: OptimConfig, total_steps: int, first: tuple[int, float] = (0, 0.0)
+) -> optax.GradientTransformation:
+  """Clipping over all weights of a model together, then AdamW on its schedule.
+
+  first: so many steps at this rate come before it.
+  """
 
   def adamw(peak: float) -> optax.GradientTransformation:
     return optax.chain(
       optax.clip_by_global_norm(config.clip_norm),
       optax.adamw(
-        learning_rate(config, peak, total_steps),
+        after(first, learning_rate(config, peak, total_steps - first[0])),
         b1=config.beta1,
         b2=config.beta2,
         eps=config.eps,
@@ -88,6 +93,14 @@ def optimiser(config: OptimConfig, total_steps: int) -> optax.GradientTransforma
   return optax.partition(
     {name: adamw(rate) for name, rate in rates.items()},
     lambda params: {name: jax.tree.map(lambda _, n=name: n, tree) for name, tree in params.items()},
+  )
+
+
+def after(first: tuple[int, float], schedule: optax.Schedule) -> optax.Schedule:
+  """The schedule, behind a number of steps at a constant rate."""
+  steps, rate = first
+  return (
+    optax.join_schedules([optax.constant_schedule(rate), schedule], [steps]) if steps else schedule
   )
 
 
