@@ -260,7 +260,7 @@ class Experiences:
         [Shown(*read) for read in story.shown],
         query=story.query,
         trial=trial.name,
-        payload={"messages": [list(message) for message in story.messages]},
+        payload={"messages": [[message.role, message.content] for message in story.messages]},
       )
     self.manager.bank.prune(self.manager.step + 1)
     return {}

@@ -110,7 +110,7 @@ def fit(
   """
   view = request.view
   while True:
-    messages = request.build(view)
+    messages = text.shown(request.build(view))
     prompt = text.encode(messages)
     if len(prompt) <= limit:
       return messages, view, prompt
@@ -155,7 +155,8 @@ class RemotePolicy:
     config = self._config
     budget = config.tokens(request)
     if self._client.reads_text:
-      messages, view, prompt = request.build(request.view), request.view, _EMPTY
+      messages = self._client.shown(request.build(request.view))
+      view, prompt = request.view, _EMPTY
     else:
       messages, view, prompt = fit(request, self._chat, self._max_context - budget)
     ticket = self._client.submit(

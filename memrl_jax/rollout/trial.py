@@ -139,7 +139,7 @@ async def play(
     asked = extracting.question(answer.sample.text) if may_ask else ""
     anchor, shown = log.now.anchor, memos[: len(answer.view.tips)]
     plain = answer.view.without_tips()._replace(instruction=instruction)
-    bare = ctx.prompts.play(plain) if reading.plain else answer.messages
+    bare = ctx.prompts.play(plain) if reading.plain else None
     result = None if asked else await ctx.step(answer.sample.text)
     ctx.trial.turns.append(
       Turn(
@@ -155,7 +155,7 @@ async def play(
         memory=remembered(answer.view),
         key=key,
         reads=tuple((memo.id, memo.version) for memo in shown if memo.id),
-        plain=None if bare == answer.messages else bare,
+        plain=None if bare is None or bare == ctx.prompts.play(answer.view) else bare,
       )
     )
     if result is None:

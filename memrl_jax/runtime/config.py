@@ -60,7 +60,7 @@ class ServiceConfig:
   rate: float = 50.0
   burst: int = 200
   inflight: int = 64
-  body: int = 4 << 20
+  body: int = 16 << 20
   import_body: int = 64 << 20
   body_s: float = 30.0
   connect_s: float = 5.0

@@ -294,7 +294,7 @@ class Extractor:
       "merge",
       scope,
       [Shown(entry.id, entry.version) for entry in chunk],
-      payload={"messages": [list(message) for message in messages]},
+      payload={"messages": [[message.role, message.content] for message in messages]},
     )
 
   # --- checkpoints --------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from memrl_jax.envs import base as env_base
 from memrl_jax.envs import mix, pool
 from memrl_jax.models import tiny, weights
 from memrl_jax.rollout import collect, credit, lessons, pack, policies
-from memrl_jax.sampling import engine, remote
+from memrl_jax.sampling import engine, images, remote
 from memrl_jax.training import (
   checkpoint,
   evaluate,
@@ -405,6 +405,8 @@ def _update(
     progress.say(reason)
     return reason, update
   numbers = evaluate.rollout_metrics(trials)
+  dropped = sum(images.left_out(turn.messages) for trial in trials for turn in trial.turns)
+  numbers |= {"rollout/images_dropped": float(dropped)} if dropped else {}
   if not run.settings.frozen:
     numbers |= run.learn(update, trials)
   numbers |= run.remember(update, trials)
