@@ -8,6 +8,7 @@
   suggest     phase A: what is similar enough; phase B: the best by similarity and Q together.
   feedback    Q of every memory that was in the prompt moves towards the reward.
   remember    a finished episode becomes a memory, or a lesson.
+  revise      the facts of an episode change what is known (`facts`).
 
 A feedback and an episode have names: given again they change nothing, also after a restart or a rollback. A
 call that has returned is on the disk, as one version of the memory.
