@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 from memrl_jax.envs import browser_text
 
 PREFIX, LOCK = "memrl_browser_", "memrl_jax.lock"
+ROOM = 39  # of a temporary folder's name: with the rest it makes 107, the longest name of a socket
 # The shell has no window around its pages, and needs half the memory and a third of the time.
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -154,7 +155,7 @@ def engine() -> Engine:
       'a process (config.env.isolation="process")'
     )
   if _engine is None:
-    sweep(pathlib.Path(tempfile.gettempdir()))
+    sweep(place())
     _engine = Engine()
   return _engine
 
@@ -176,7 +177,7 @@ class Engine:
     import browsergym.core as core
     import playwright.sync_api
 
-    self.folder = pathlib.Path(tempfile.mkdtemp(prefix=PREFIX))
+    self.folder = pathlib.Path(tempfile.mkdtemp(prefix=PREFIX, dir=place()))
     self._lock = _hold(self.folder)
     temporary = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(self.folder)  # of the driver and the browser, which inherit it
@@ -212,6 +213,13 @@ class Engine:
     end(str(self.folder))
     shutil.rmtree(self.folder, ignore_errors=True)
     self._lock.close()
+
+
+def place() -> pathlib.Path:
+  """Where browsers keep their files: the temporary folder, or /tmp where its name is too long for a Chromium,
+  which ends at once if it cannot make its socket there."""
+  folder = tempfile.gettempdir()
+  return pathlib.Path(folder if len(folder) <= ROOM else "/tmp")
 
 
 def _hold(folder: pathlib.Path) -> io.TextIOBase:

@@ -255,10 +255,12 @@ def test_each_half_of_the_panel_plays_all_its_tasks_before_one_comes_again(name)
     drawn = [browser_tasks.draw(options, seed) for seed in half]
     some = [task.name for task in drawn[: len(options.names(split))]]
     assert len(set(some)) == len(some) and {task.split for task in drawn} == {split}
+    assert all(t.seed == options.suite.seed(t.level, True) for t in drawn)
   train = [browser_tasks.draw(options, seed) for seed in range(2 * family.parts(options))]
   assert [t.level for t in train] == [
     n // family.parts(options) % options.suite.instances for n in range(len(train))
   ]
+  assert all(task.seed == options.suite.seed(task.level, False) for task in train)
   assert {task.name for task in train} == set(options.names("train"))
   assert all(task.id == f"{options.suite.prefix}{task.name}" for task in train)
 
@@ -373,7 +375,8 @@ def test_an_attempt_is_paid_when_the_task_says_so(opened):
   assert (done.reward, done.done, done.success, done.score) == (10.0, True, True, 1.0)
   assert filled.observation.anchor != first.anchor
   assert environment.retry() == first
-  assert [r.reward for r in act(environment, "fill('1', 'half')", "click('2')")] == [0.0, 5.0]
+  _, half = act(environment, "fill('1', 'half')", "click('2')")
+  assert (half.reward, half.done, half.success, half.score) == (5.0, True, False, 0.5)
   environment.retry()
   (lost,) = act(environment, "click('2')")
   assert (lost.reward, lost.done, lost.success) == (0.0, True, False)
@@ -479,6 +482,15 @@ def test_missing_pages_are_one_sentence(monkeypatch, tmp_path):
     browser_engine._miniwob()
   monkeypatch.setenv("MINIWOB_URL", "http://127.0.0.1:8000/miniwob")
   assert browser_engine._miniwob() == "http://127.0.0.1:8000/miniwob/"
+
+
+def test_browsers_keep_their_files_where_a_socket_has_room(monkeypatch):
+  # TMPDIR/memrl_browser_12345678/org.chromium.Chromium.123456/SingletonSocket ends with a zero byte in 108.
+  longest = f"/{browser_engine.PREFIX}12345678/org.chromium.Chromium.123456/SingletonSocket"
+  for room, kept in ((107 - len(longest), True), (108 - len(longest), False)):
+    folder = "/" + "t" * (room - 1)
+    monkeypatch.setattr(browser_engine.tempfile, "gettempdir", lambda folder=folder: folder)
+    assert str(browser_engine.place()) == (folder if kept else "/tmp")
 
 
 def test_what_a_dead_process_left_is_ended_and_nothing_else(tmp_path):
