@@ -101,6 +101,7 @@ class Turn:
   key: str = ""  # under which a memory is asked about this turn, and remembers it
   reads: tuple[tuple[int, int], ...] = ()  # (entry, version) of the memories that were read for it
   trained: bool = True
+  sampled: bool = True  # False: the answer was put into the policy's mouth
   plain: list[Message] | None = None  # the prompt without memories, where training is to see that
   plain_ids: np.ndarray | None = None  # its ids; None: trained on the prompt it was sampled from
   intrinsic: float = 0.0  # novelty reward, beside `reward`
@@ -246,3 +247,4 @@ class TokenBatch(NamedTuple):
   parent_BN: Any = None
   off_BS: Any = None  # True: sampled with memories in the prompt that `tokens_BT` leaves out
   imitate_BS: Any = None  # True: the loss is -advantage log pi, whatever the surrogate
+  forced_BS: Any = None  # True: nobody sampled the tokens, so they estimate no KL

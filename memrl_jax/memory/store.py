@@ -197,12 +197,14 @@ class Store(reader.Reader):
       if self.count(tenant) + sum(op.tenant == tenant for op in adds) <= most:
         continue  # without loading anything
       live = self.entries(tenant)
-      known = {(entry.key, entry.text) for entry in live} if once else set()
-      pending = [
-        Entry(-1 - i, tenant, 0, op.key, op.text, op.score, op.data, bytes(op.vector))
-        for i, op in enumerate(adds)
-        if op.tenant == tenant and (op.key, op.text) not in known
-      ]
+      known = {(entry.key, entry.text) for entry in live}
+      pending = []
+      for i, op in enumerate(adds):
+        if op.tenant == tenant and not (once and (op.key, op.text) in known):
+          known.add((op.key, op.text))
+          pending.append(
+            Entry(-1 - i, tenant, 0, op.key, op.text, op.score, op.data, bytes(op.vector))
+          )
       if len(live) + len(pending) > most:
         proposed += self.limits.merge(live + pending)
         shown |= {entry.id: entry.version for entry in live}

@@ -102,7 +102,8 @@ def _turn(log: AttemptLog, answer: Any, sample: Sample, action: str) -> Turn:
     action=action,
     valid=True,
     reward=0.0,
-    anchor="decision" if sample is not answer.sample else "hint",
+    anchor="hint" if sample is answer.sample else "decision",
+    sampled=sample is answer.sample,
   )
 
 

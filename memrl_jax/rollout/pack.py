@@ -206,6 +206,7 @@ def empty(config: PackConfig) -> TokenBatch:
     behaviour_BSK=np.zeros((B, S, K), np.float32),
     off_BS=np.zeros((B, S), bool),
     imitate_BS=np.zeros((B, S), bool),
+    forced_BS=np.zeros((B, S), bool),
     advantage_BS=np.zeros((B, S), np.float32),
     temperature_BS=np.ones((B, S), np.float32),
     value_target_BS=np.zeros((B, S), np.float32),
@@ -233,6 +234,7 @@ def _fill(batch: TokenBatch, b: int, rows: Sequence[tuple[Turn, np.ndarray, int]
     batch.behaviour_BSK[b, s, :N] = sample.logps
     batch.off_BS[b, s] = turn.plain_ids is not None
     batch.imitate_BS[b, s] = turn.imitate > 0
+    batch.forced_BS[b, s] = not turn.sampled
     batch.advantage_BS[b, s] = turn.advantage or 0.0
     batch.temperature_BS[b, s] = sample.temperature
     batch.value_target_BS[b, s] = turn.value_target

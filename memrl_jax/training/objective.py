@@ -95,7 +95,8 @@ class LossConfig:
 
 class Tokens(NamedTuple):
   """What the loss reads. `old` is pi_old's log-prob, `weight` a constant factor (1 without TIS), `off`
-  True where the row was sampled from another prompt, `imitate` where its answer is to be given again."""
+  True where the row was sampled from another prompt, `imitate` where its answer is to be given again, `forced`
+  where nobody sampled it."""
 
   logp_BT: jax.Array
   old_BT: jax.Array
@@ -106,6 +107,7 @@ class Tokens(NamedTuple):
   advantage_B: jax.Array
   off_B: jax.Array
   imitate_B: jax.Array | None = None
+  forced_B: jax.Array | None = None
 
 
 def policy_loss(
@@ -144,8 +146,12 @@ def policy_loss(
   if config.kl_coef:
     estimator = {"k1": divergence.k1, "k2": divergence.k2, "k3": divergence.k3}[config.kl]
     kl_BT = estimator(tokens.logp_BT, tokens.ref_BT, mask_BT)
+    free_BT = mask_BT  # the estimate is one under tokens of the policy's own
+    if tokens.forced_B is not None:
+      free_BT = mask_BT & ~tokens.forced_B[:, None]
+      kl_BT = masks.keep(kl_BT, free_BT)
     loss_BT = loss_BT + config.kl_coef * kl_BT
-    metrics["train/kl_ref"] = masks.open_sum(kl_BT, mask_BT)
+    metrics["train/kl_ref"] = masks.open_sum(kl_BT, free_BT)
   if config.entropy_coef:
     loss_BT = loss_BT - config.entropy_coef * tokens.entropy_BT
   return _aggregate(config, loss_BT, mask_BT, max_tokens), metrics

@@ -291,6 +291,7 @@ class Trainer:
       batch.advantage_BS.reshape(B * S),
       off_R,
       _flag(batch.imitate_BS, batch).reshape(B * S),
+      _flag(batch.forced_BS, batch).reshape(B * S),
     )
     loss, metrics = objective.policy_loss(self.loss, tokens, max_tokens=self._max_tokens)
     gap_RK = jnp.abs(masks.keep(logp_RK, on_RK) - masks.keep(behaviour_RK, on_RK))

@@ -487,3 +487,12 @@ def test_one_merge_hook_sees_what_is_about_to_come(tmp_path):
     assert seen == []  # nobody is over
     store.commit([add("b's", "b"), add("y")], once=True)
   assert seen == [[(1, "x"), (-2, "y")]]
+
+
+def test_a_merge_hook_sees_what_is_added_once_and_may_remove_it(tmp_path):
+  limits = Limits(2, merge=lambda entries: [Remove("a", e.id) for e in entries if e.id < 0][1:])
+  with Store(tmp_path / "m", MANIFEST, limits=limits) as store:
+    store.commit([add("x"), add("y")])
+    done = store.commit([add("u"), add("v"), add("v"), add("u")], once=True)
+    assert done.merged == (4,) and done.ids == (3, 4, 4, 3)
+    assert "u" in texts(store) and "v" not in texts(store)
