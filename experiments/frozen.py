@@ -23,7 +23,7 @@ _SIMILAR = (
 )
 _RAG = (*_SIMILAR, "episodic.build=trajectory", "episodic.update=vanilla")
 _NOTHING = ("method.reads=false", "method.writes=false", "method.learns=false")
-_RETRY = ("method.retry=unsolved", "guard.min_valid=0")  # a round may have nothing left to play
+_RETRY = ("method.retry=unsolved",)
 
 # What MemRL is compared with and what of it can be left away, as `--config.` overrides of the files here.
 BASELINES: dict[str, tuple[str, ...]] = {
@@ -89,7 +89,9 @@ def hints(config: Config, variant: str) -> None:
   config.method.note = "tip"
   config.episodic.build = "note"
   config.episodic.delta = 0.65  # [T]: the 80th percentile of the tasks' similarity is .61
-  config.sampling.temperature = 0.7  # [us]: as in evaluations; with 0 [P] an agent without luck finds nothing
+  config.sampling.temperature = (
+    0.7  # [us]: as in evaluations; with 0 [P] an agent without luck finds nothing
+  )
   config.sampling.play_tokens = 6
   recipes._pack(config, length=192, rows=16, context=96)
   if variant == "smoke":

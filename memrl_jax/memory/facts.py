@@ -93,7 +93,7 @@ def decided(reply: str, known: Sequence[tuple[int, str]]) -> list[Operation] | N
   A memory that is named twice makes the answer contradict itself.
   """
   kinds = {"add": 0, "update": 1, "discard": 1}
-  parsed = replies._parse(reply, len(known), kinds, 1 + len(known), CHARS)
+  parsed = replies.operations(reply, len(known), kinds, 1 + len(known), CHARS)
   made = []
   for kind, places, text in parsed.operations:
     if kind == "add":

@@ -59,7 +59,7 @@ def parse(reply: str, shown: int, *, max_ops: int, chars: int) -> Parsed:
 
   Add and update; return ends the list.  Complementary RL (2603.17621), appendix; one operation that is not valid rejects the list.
   """
-  return _parse(reply, shown, {"add": 0, "update": 1}, max_ops, chars)
+  return operations(reply, shown, {"add": 0, "update": 1}, max_ops, chars)
 
 
 def parse_merge(reply: str, shown: int, *, chars: int) -> Parsed:
@@ -67,14 +67,14 @@ def parse_merge(reply: str, shown: int, *, chars: int) -> Parsed:
 
   Merge, discard and keep; return ends the list.
   """
-  parsed = _parse(reply, shown, {"merge": 2, "discard": 1, "keep": 1}, shown, chars)
+  parsed = operations(reply, shown, {"merge": 2, "discard": 1, "keep": 1}, shown, chars)
   places = [place for operation in parsed.operations for place in operation.places]
   if len(set(places)) < len(places):
     return Parsed(reason="an entry is named twice")
   return parsed
 
 
-def _parse(reply: str, shown: int, kinds: dict[str, int], most: int, chars: int) -> Parsed:
+def operations(reply: str, shown: int, kinds: dict[str, int], most: int, chars: int) -> Parsed:
   """All of the list or nothing of it; `kinds` says how many entries an operation names at least."""
   spoken = reply.rpartition("</think>")[2]
   if "<think>" in spoken:

@@ -232,7 +232,6 @@ def rollout_metrics(trials: Sequence[Trial]) -> dict[str, float]:
     "rollout/score": result["score"],
     "rollout/reward": result["reward"],
     "rollout/turns": result["turns"],
-    "rollout/valid": result["valid"],
     "rollout/void": result["void"] / max(len(trials), 1),
     "rollout/repetition": guard.repetition(trials),
     "rollout/repeated": repeated(trials),
@@ -243,6 +242,8 @@ def rollout_metrics(trials: Sequence[Trial]) -> dict[str, float]:
     else 0.0,
     "rollout/cut": float(np.mean([t.sample.finish == "length" for t in turns])) if turns else 0.0,
   }
+  if turns:  # the guard must not take a round with nothing left to play for one of babble
+    numbers["rollout/valid"] = result["valid"]
   for k, share in enumerate(result["pass"], start=1):
     numbers[f"rollout/pass@{k}"] = share
   return numbers

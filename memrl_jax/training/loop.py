@@ -425,10 +425,8 @@ def _update(
   every = run.settings.train.rollouts_every
   if reason or any(t.void for t in trials) or _due(update + 1, every) or update == 0:
     log.write_rollouts(update + 1, (trial.to_json() for trial in trials))
-  shown = {"success": numbers["rollout/success"], "valid": numbers["rollout/valid"]}
-  shown |= {
-    name: numbers[f"train/{name}"] for name in ("entropy", "kl_old") if f"train/{name}" in numbers
-  }
+  names = ("rollout/success", "rollout/valid", "train/entropy", "train/kl_old")
+  shown = {name.partition("/")[2]: numbers[name] for name in names if name in numbers}
   if numbers["rollout/void"]:
     shown["void"] = numbers["rollout/void"]
   progress.update(update + 1, shown, seconds=learned - began)

@@ -14,7 +14,7 @@ from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import pool
 from memrl_jax.memory import episodic_config, experience, manager, novelty, tips
-from memrl_jax.methods import complementary, mempi, memrl
+from memrl_jax.methods import complementary, mempi, memrl, memrl_config
 from memrl_jax.models import lora, tiny, weights
 from memrl_jax.rollout import credit, pack, policies
 from memrl_jax.sampling import chat, engine, remote
@@ -348,7 +348,7 @@ class Settings:
     if isinstance(self.method, complementary.ComplementaryConfig):
       self._check_extractor(self.method)
     if isinstance(self.method, memrl.MemrlConfig):
-      self._check_episodic(self.method)
+      memrl_config.check(self.method, self.episodic, self.train.tasks)
     if isinstance(self.method, mempi.MempiConfig):
       self._check_mempi()
     elif "rag" in self.eval.arms:
@@ -465,13 +465,6 @@ class Settings:
       raise ValueError(
         "turns in which the actor asked cannot be imitated without experience; set config.method.questions or "
         "config.method.imitate_every to 0"
-      )
-
-  def _check_episodic(self, method: memrl.MemrlConfig) -> None:
-    if (method.note == "tip") != (self.episodic.build == "note"):
-      raise ValueError(
-        "an environment's own notation for tips and memories that hold nothing else go together; set "
-        "config.method.note=tip with config.episodic.build=note, or neither"
       )
 
   def _check_mempi(self) -> None:

@@ -12,7 +12,7 @@ FILES = run._config_files()
 EXTRA = {"darkroom": ("heldout",), "minesweeper": ("mines5",), "sokoban": ("boxes2",)}
 LAMER = [m for m in methods.METHODS if m not in ("hgpo", *methods.REMEMBERING)]
 WORLDS = ("rooms", "minihack", "alfworld", "webshop", "swebench", "multitask")
-FROZEN = ("lab", "alfworld", "lifelong", "bigcodebench", "hle")
+FROZEN = ("lab", "hints", "alfworld", "lifelong", "bigcodebench", "hle")
 CALLED = {
   "swebench": "swe",
   "multitask": "mix",
