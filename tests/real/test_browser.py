@@ -4,6 +4,8 @@ Needs a Chromium, `pip install browsergym-miniwob` and `pip install --no-deps mi
 """
 
 import base64
+import functools
+import http.server
 import importlib
 import io
 import os
@@ -12,7 +14,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -277,6 +281,67 @@ def test_servers_that_do_not_answer_are_named(monkeypatch):
   monkeypatch.setenv("MINIWOB_URL", "http://127.0.0.1:9")  # nobody listens there
   with pytest.raises(RuntimeError, match=r"miniwob.click-test could not be opened: .*ERR_"):
     browser.Browser(Options(tasks=("click-test",))).reset(0)
+
+
+@pytest.fixture
+def shop(monkeypatch, tmp_path):
+  """A benchmark on a web server, as WebArena is: find a price on another page, and tell it."""
+  import browsergym.core.registration
+  import browsergym.core.task
+
+  (tmp_path / "index.html").write_text("<a href='a.html' target='_blank'>Apples</a> or pears?")
+  (tmp_path / "a.html").write_text("<title>Apples</title><p>Apples cost 7 crowns.</p>")
+  handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+  monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+
+  class Shop(browsergym.core.task.AbstractBrowserTask):
+    def setup(self, page):
+      page.goto(url)
+      return "Tell me what apples cost.", {}
+
+    def teardown(self):
+      pass
+
+    def validate(self, page, chat_messages):
+      last = chat_messages[-1]
+      answered = last["role"] in ("assistant", "infeasible") and len(chat_messages) > 2
+      return float(answered and "7" in last["message"]), answered, "", {}
+
+  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/"
+    monkeypatch.setitem(sys.modules, "browsergym.shop", types.ModuleType("browsergym.shop"))
+    browsergym.core.registration.register_task("shop.price", Shop)
+    yield url
+    sys.modules["gymnasium"].registry.pop("browsergym/shop.price")
+    server.shutdown()
+
+
+def test_a_task_on_a_server_with_tabs_history_and_messages(shop):
+  environment = browser.Browser(AnyOptions(tasks=("shop.price",), settle_s=0.3))
+
+  def act(call):
+    result = environment.step(f"<action>{call}</action>")
+    assert result.valid and not result.note, result
+    return result
+
+  first = environment.reset(0)
+  assert first.goal == "Tell me what apples cost." and f"Page: {shop}\n" in first.text
+  (link,) = [e for e in browser.browser_players.shown(first.text) if e.role == "link"]
+  seen = act(f"click('{link.bid}')").observation.text
+  assert f"Page: {shop}a.html\nTabs: 0 '', 1 'Apples'; this is 1\n" in seen
+  assert "StaticText 'Apples cost 7 crowns.'" in seen
+  assert act("tab_focus(0)").observation.anchor != first.anchor  # a tab more
+  assert act(f"goto('{shop}a.html')").observation.text.count("Apples cost") == 1
+  assert f"Page: {shop}\n" in act("go_back()").observation.text
+  act("tab_focus(1)")
+  assert act("tab_close()").observation.anchor == first.anchor
+  done = act("send_msg_to_user('They cost 7 crowns.')")
+  assert done.done and done.success and done.reward == 1
+  environment.retry()
+  done = act("report_infeasible('no apples')")
+  assert done.done and not done.success and done.reward == 0
+  environment.close()
 
 
 # Processes.
