@@ -101,7 +101,7 @@ def schema(config: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: the config's environment or method is not known.
   """
-  options = typing.get_type_hints(env_base.family(config["env"]["name"]).options)
+  options = _options(config["env"]["name"])
   return {
     "seed": int,
     "env": {"name": str, **_ENV, **options},
@@ -111,6 +111,12 @@ def schema(config: Mapping[str, Any]) -> dict[str, Any]:
     | {"options": options, "harder": {"*": options}},
     "adapt": typing.get_type_hints(settings_lib.AdaptSettings) | {"options": options},
   }
+
+
+def _options(env: str) -> dict[str, Any]:
+  """The types of an environment's options; what its class says of all of them is none."""
+  kinds = typing.get_type_hints(env_base.family(env).options)
+  return {k: v for k, v in kinds.items() if typing.get_origin(v) is not typing.ClassVar}
 
 
 # Overrides.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,14 +26,19 @@ class Lesson(NamedTuple):
   ends: bool = True
 
 
-def rows(lessons: Sequence[Lesson], text: Chat, terms: Mapping[str, float]) -> list[Turn]:
+def rows(
+  lessons: Sequence[Lesson], text: Chat, terms: Mapping[str, float], *, longest: int | None = None
+) -> list[Turn]:
   """Rows whose mean over all tokens is the loss
 
       sum over terms of c_term sum_i w_i sum_t -log pi / sum_i w_i |y_i|
 
-  Behaviour log-probs are NaN until the trainer has scored them (training.learner.Learner.rescore).
+  Lessons of more than `longest` tokens are left out: an agent with words of its own may write longer hints than
+  the policy could say. Behaviour log-probs are NaN until the trainer has scored them (training.learner.Learner.rescore).
   """
   made = [_row(one, text) for one in lessons]
+  fits = [longest is None or len(row.sample.ids) <= longest for row in made]
+  lessons, made = list(itertools.compress(lessons, fits)), list(itertools.compress(made, fits))
   whole = sum(len(row.sample.ids) for row in made)
   count = dict.fromkeys(terms, 0.0)
   for one, row in zip(lessons, made, strict=True):

@@ -219,9 +219,11 @@ class Run:
 
   def study(self, update: int, told: Sequence[lessons.Lesson]) -> dict[str, float]:
     """Optimiser steps on what is imitated; returns metrics."""
-    rows = lessons.rows(told, self.actor.chat, self.method.terms)
+    longest = self.settings.sampling.reflect_tokens
+    rows = lessons.rows(told, self.actor.chat, self.method.terms, longest=longest)
     rng = np.random.default_rng([self.settings.seed, SHUFFLE, update])
-    return self.actor.study(rows, self.settings.train.minibatches, rng) | {"study/rows": len(rows)}
+    numbers = self.actor.study(rows, self.settings.train.minibatches, rng)
+    return numbers | {"study/rows": len(rows)}
 
   def remember(self, update: int, trials: Sequence[Trial]) -> dict[str, float]:
     """What the method makes of the trials, and the extractor of what it makes; returns metrics."""
