@@ -171,8 +171,7 @@ def lessons(
     if config.keep == "all" or one.helped is not False:
       made.append(Lesson(messages, hinting.speak, one.hint + hinting.close, "content"))
     silent = one.helped is False and config.decisions > 0
-    share = config.smoothing if one.helped is not None and config.decisions else 0.0
-    right = 1 - share if not silent else share  # of speaking
+    right = config.smoothing if silent else 1 - config.smoothing  # of speaking
     made.append(Lesson(messages, "", hinting.speak, "decision", right, ends=False))
     made.append(Lesson(messages, "", hinting.abstain, "decision", 1 - right))
   return [one for one in made if one.weight]
@@ -203,6 +202,8 @@ def credit(config: MempiConfig, trials: Sequence[Trial], longest: int) -> dict[s
       for turn in _asides(one):
         advantage = (paid.decision_NJ if turn.anchor == "decision" else paid.content_NJ)[n, j]
         turn.advantage = float(advantage) if one.void is None and advantage else None
+        if turn.anchor == "decision" and _settled(config, turn):
+          turn.advantage = None
         if turn.advantage is not None:
           tokens[turn.anchor][n, j] += len(turn.sample.ids)
   factors = counterfactual.balance(
@@ -219,6 +220,15 @@ def credit(config: MempiConfig, trials: Sequence[Trial], longest: int) -> dict[s
           turn.advantage *= float(factors[turn.anchor][n, j])
           turn.advantage = turn.advantage or None
   return _numbers(return_NJ, length_NJ, mask_NJ, paid) | _speaks(trials)
+
+
+def _settled(config: MempiConfig, turn: Turn) -> bool:
+  """Whether a decision has been made against already: it is hardly ever taken, and would be pushed down further.
+
+  The forced branch's gradient does not fade as the decision becomes unlikely, so its logit would fall for ever.
+  """
+  unlikely = np.exp(turn.sample.logps.sum()) <= config.settled
+  return bool(unlikely and turn.advantage is not None and turn.advantage < 0)
 
 
 def _advantages(config: MempiConfig, reward_NJ, mask_NJ) -> counterfactual.Advantages:

@@ -24,9 +24,10 @@ class MempiConfig:
     groups play tasks alone, write a hint, and play again with it. keep: whether "all" hints are imitated, and retrieved by the
     baseline, or those that "helped".
   Stage 1, the `distil` updates after, at the learning rate `distil_rate`. hints: drawn from the bank for an update. decisions: weight of the decision's
-    cross-entropy (eta_d), whose labels are smoothed by `smoothing`; where nothing is known, or with 0, it is taught to speak.
+    cross-entropy (eta_d), whose labels are smoothed by `smoothing`; where nothing is known, or with 0, it is taught to speak, so smoothed as well.
   Stage 2, all others. gate, gate_above (delta_g), gate_temperature, normalise: ops.counterfactual.advantages.
-    brevity: beta_len, what a hint of Lmax tokens costs; decision_weight, content_weight: w_d, w_c. Lmax is
+    settled: a decision that is not likelier is not pushed down any more; 0 is the definition to the letter, under which
+    the logit of a decision that was made long ago goes on falling. brevity: beta_len, what a hint of Lmax tokens costs; decision_weight, content_weight: w_d, w_c. Lmax is
     config.sampling.reflect_tokens.
   show: how many hints the baseline that retrieves from the bank gives. eval_attempts: in an evaluation, with one
     hint for all.
@@ -49,6 +50,7 @@ class MempiConfig:
   gate_above: float = 0.0
   gate_temperature: float = 0.1
   normalise: bool = True
+  settled: float = 0.01
   brevity: float = 0.05
   decision_weight: float = 1.0
   content_weight: float = 1.0

@@ -145,6 +145,17 @@ def test_equal_rewards_and_void_members_teach_nothing():
   assert rows[2] == [None, None] and rows[1][0] > 0
 
 
+@pytest.mark.parametrize("settled,pushed", [(0.0, True), (0.01, False)])
+def test_a_decision_that_is_never_taken_is_not_pushed_down_further(settled, pushed):
+  trials = [member(0, False, 0), member(1, True, 2), member(2, False, 4)]
+  trials[0].turns[0].sample.logps[:] = -9.0
+  rows, _ = paid(trials, settled=settled)
+  assert (rows[0] != [None]) == pushed and rows[1][0] > 0
+  trials[0].attempts[0].success, trials[1].attempts[0].success = True, False
+  rows, _ = paid(trials, settled=settled)  # silence wins: it is taken up again, however unlikely
+  assert rows[0][0] > 0 and rows[1][0] < 0
+
+
 def test_of_two_hints_that_work_the_shorter_is_paid_more():
   rows, _ = paid([member(0, False, 0), member(1, True, 2), member(2, True, 9)], brevity=0.1)
   assert rows[1][1] > 0 > rows[2][1]
@@ -170,15 +181,15 @@ def test_labels_of_decisions_and_what_is_imitated(run):
   weights = {key: round(one.weight, 3) for key, one in got.items() if one.term == "decision"}
   assert weights == {
     ("a", "<remark>"): 0.9, ("a", "keep"): 0.1, ("b", "<remark>"): 0.1, ("b", "keep"): 0.9,
-    ("c", "<remark>"): 1.0,
+    ("c", "<remark>"): 0.9, ("c", "keep"): 0.1,
   }  # fmt: skip
   assert {key for key, one in got.items() if one.term == "content"} == {
     ("a", "x</remark>"), ("b", "y</remark>"), ("c", "z</remark>"),
   }  # fmt: skip
   assert all(one.begun == "<remark>" for one in got.values() if one.term == "content")
   assert ("b", "y</remark>") not in told(run, hints, keep="helped")
-  silent = told(run, hints, decisions=0.0)
-  assert ("b", "keep") not in silent and silent["b", "<remark>"].weight == 1
+  always = told(run, hints, decisions=0.0, smoothing=0.0)
+  assert ("b", "keep") not in always and always["b", "<remark>"].weight == 1
 
 
 def test_each_term_is_a_weighted_mean_over_its_tokens(run):
