@@ -1,10 +1,10 @@
 """Tasks on web pages in a real browser, as text: any of BrowserGym's (2412.05467), by its id.
 
-`browser_tasks` says what can be played, `browser_engine` runs the browser, `browser_text` writes a page,
-`browser_calls` reads an answer. `miniwob`, `webarena` and `workarena` are this with names, splits and defaults of
-their own. An answer that is no call of an allowed action is told so and never reaches the page. Success is the
-task's own verdict at its end. A browser that is gone fails its trials, which are void; the next one opens
-another.
+`browser_tasks` says what can be played, `browser_page` plays it in the browser of `browser_engine`, `browser_text`
+writes a page, `browser_calls` reads an answer. `miniwob`, `webarena` and `workarena` are this with names, splits and
+defaults of their own. An answer that is no call of an allowed action is told so and never reaches the page.
+Success is the task's own verdict at its end. A browser that is gone fails its trials, which are void; the next
+one opens another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import base64
 from memrl_jax.envs import (
   base,
   browser_calls,
-  browser_engine,
+  browser_page,
   browser_players,
   browser_tasks,
   browser_text,
@@ -31,7 +31,7 @@ class Browser(base.Seeded):
   def __init__(self, options: Options):
     super().__init__(options, browser_tasks.draw, options.turns)
     self._actions = browser_calls.allowed(options.actions)
-    self._page = browser_engine.Page(
+    self._page = browser_page.Page(
       program=options.executable,
       groups=options.actions,
       mark=options.mark,

@@ -38,14 +38,16 @@ class Element(NamedTuple):
 
   @property
   def actable(self) -> bool:
-    return bool(self.bid) and (self.role in _NATIVE or self.rest.startswith("clickable"))
+    return bool(self.bid) and (self.role in _NATIVE or "clickable" in self.rest.split(", ")[:2])
 
   def __str__(self) -> str:
     parts = [f"[{self.bid}]"] if self.bid else []
     parts += [self.role, *([repr(self.name)] if self.name else [])]
     parts += [f"value={self.value!r}"] if self.value else []
-    rest = self.rest if self.role not in _NATIVE else self.rest.removeprefix("clickable")
-    line = " ".join(parts) + "".join(f", {each}" for each in [rest.removeprefix(", ")] if each)
+    attributes = self.rest.split(", ") if self.rest else []
+    if self.role in _NATIVE and "clickable" in attributes[:2]:
+      attributes.remove("clickable")
+    line = ", ".join([" ".join(parts), *attributes])
     cut = line if len(line) <= LINE_CHARS else line[: LINE_CHARS - 1] + "…"
     return " " * self.depth + cut
 
@@ -59,10 +61,10 @@ def elements(tree: str) -> list[Element]:
       continue
     indent, bid, role, name, value, rest = match.groups(default="")
     attributes = [each for each in rest.split(", ") if each]
-    visible = "visible" in attributes[:2]  # BrowserGym writes it second, after "clickable"
-    rest = ", ".join(
-      each for at, each in enumerate(attributes) if not (each == "visible" and at < 2)
-    )
+    visible = "visible" in attributes[:3]  # after its center and "clickable", where it has those
+    if visible:
+      attributes.remove("visible")
+    rest = ", ".join(attributes)
     element = Element(len(indent), bid, role, _unquoted(name), _unquoted(value), rest, visible)
     if element.bid or element.name or element.value or element.rest:
       found.append(element)

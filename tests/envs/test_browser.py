@@ -17,6 +17,7 @@ from memrl_jax.envs import (
   browser,
   browser_calls,
   browser_engine,
+  browser_page,
   browser_players,
   browser_tasks,
   browser_text,
@@ -64,6 +65,15 @@ def test_a_page_is_written_in_short_and_read_again():
   assert [each.bid for each in read if each.actable] == ["3", "4", "5", "6", "7", "8"]
   assert [each.bid for each in browser_text.elements(FORM) if each.visible] == ["3", "4", "5", "6"]
   assert read[4][:5] == (1, "5", "textbox", "Name", "O'Neill")
+
+
+def test_places_are_told_where_they_are_asked_for():
+  tree = "RootWebArea ''\n\t[3] image '', center=\"(5,7)\", clickable, visible\n\t[4] button 'B', center=\"(1,2)\", clickable"
+  assert browser_text.page(tree, 1000) == (
+    ' [3] image, center="(5,7)", clickable\n [4] button \'B\', center="(1,2)"'
+  )
+  image, button = browser_text.elements(tree)
+  assert (image.actable, image.visible, button.actable, button.visible) == (True, True, True, False)
 
 
 def long_page(texts=40, buttons=20, hidden=20):
@@ -317,7 +327,7 @@ class Fake:
     )
     tabs = ("Form", "Other") if self.text == "tab" else ("Form",)
     goal = 'Enter "yes" into the text field and press Submit.'
-    return browser_engine.Seen(goal, "form.html", tabs, 0, tree, error)
+    return browser_page.Seen(goal, "form.html", tabs, 0, tree, error)
 
   def open(self, task, seed):
     self.opened.append((task, seed))
@@ -346,7 +356,7 @@ class Fake:
 
 @pytest.fixture
 def opened(monkeypatch):
-  monkeypatch.setattr(browser_engine, "Page", Fake)
+  monkeypatch.setattr(browser_page, "Page", Fake)
 
   def make(**changes):
     return browser.Browser(Options(**{"tasks": ("enter-text",), "turns": 4} | changes))
@@ -457,15 +467,15 @@ def test_prompts_say_what_can_be_done(opened, style):
 
 
 def test_missing_servers_packages_and_browsers_are_one_sentence(monkeypatch, tmp_path):
-  for name in browser_engine.BENCHMARKS["workarena"].variables:
+  for name in browser_page.BENCHMARKS["workarena"].variables:
     monkeypatch.setenv(name, "x")
   monkeypatch.delenv("SNOW_INSTANCE_PWD")
   with pytest.raises(ValueError, match=r"a ServiceNow instance, .*variable SNOW_INSTANCE_PWD$"):
-    browser_engine.need("workarena")
+    browser_page.need("workarena")
   monkeypatch.setitem(sys.modules, "browsergym", None)
   monkeypatch.setitem(sys.modules, "browsergym.core", None)
   with pytest.raises(ImportError, match=r"BrowserGym is not installed: run pip install"):
-    browser_engine.need("miniwob")
+    browser_page.need("miniwob")
   monkeypatch.setenv("PATH", str(tmp_path))
   with pytest.raises(
     ValueError, match=r"no browser chromium-headless-shell, .* on the PATH: apt-get"
@@ -477,11 +487,11 @@ def test_missing_servers_packages_and_browsers_are_one_sentence(monkeypatch, tmp
 
 def test_missing_pages_are_one_sentence(monkeypatch, tmp_path):
   monkeypatch.delenv("MINIWOB_URL", raising=False)
-  monkeypatch.setattr(browser_engine.importlib.util, "find_spec", lambda name: None)
+  monkeypatch.setattr(browser_page.importlib.util, "find_spec", lambda name: None)
   with pytest.raises(ImportError, match=r"pip install --no-deps miniwob"):
-    browser_engine._miniwob()
+    browser_page._miniwob()
   monkeypatch.setenv("MINIWOB_URL", "http://127.0.0.1:8000/miniwob")
-  assert browser_engine._miniwob() == "http://127.0.0.1:8000/miniwob/"
+  assert browser_page._miniwob() == "http://127.0.0.1:8000/miniwob/"
 
 
 def test_browsers_keep_their_files_where_a_socket_has_room(monkeypatch):
@@ -535,7 +545,7 @@ def test_what_has_no_name_is_told_by_its_class_and_what_reacts_is_clickable():
     "documents": [{"nodes": {"attributes": [[0, 1, 2, 3], [0, 4, 2, 3], [0, 5, 6, 7]]}}],
   }
   properties = {"7": {"clickable": True}, "8": {"clickable": True}, "9": {"clickable": False}}
-  browser_engine._name(nodes, properties, dom)
+  browser_page._name(nodes, properties, dom)
   assert nodes[0]["role"]["value"] == "clickable"
   assert nodes[0]["properties"] == [{"name": "class", "value": {"value": "trash"}}]
   assert nodes[1:] == plain[1:]

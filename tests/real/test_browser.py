@@ -10,6 +10,8 @@ import importlib
 import io
 import os
 import pathlib
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ import types
 import numpy as np
 import pytest
 
-from memrl_jax.envs import base, browser, browser_calls, browser_engine, miniwob, pool
+from memrl_jax.envs import base, browser, browser_calls, browser_engine, browser_page, miniwob, pool
 from memrl_jax.envs.browser_tasks import Options as AnyOptions
 from memrl_jax.envs.miniwob import FAMILY, Options
 
@@ -147,7 +149,7 @@ def test_many_tasks_open_and_show_what_can_be_done(opened):
   for seed, name in enumerate(KINDS):
     first = environment.reset(seed)
     assert first.task == f"{name}/train-0" and first.goal and first.text.startswith("Goal: ")
-    assert f"\nPage: {name}.html\nRootWebArea " in first.text and str(ROOT) not in first.text
+    assert f"\nPage: {name}.html\nRootWebArea " in first.text and "file:" not in first.text
     assert any(each.actable for each in browser.browser_players.shown(first.text)), first.text
 
 
@@ -228,7 +230,7 @@ def test_what_is_no_call_never_reaches_the_page(opened):
 def test_the_package_reads_our_calls_as_we_mean_them_and_runs_nothing_else():
   from browsergym.core.action.parsers import highlevel_action_parser
 
-  read = browser_engine._reader(browser_calls.GROUPS)
+  read = browser_page._reader(browser_calls.GROUPS)
   texts = (
     "it's",
     'say "x"',
@@ -267,7 +269,7 @@ def test_a_picture_of_the_page_goes_with_its_text_where_it_is_asked_for(opened):
 
 
 def test_missing_servers_and_packages_are_named(monkeypatch):
-  benchmark = browser_engine.BENCHMARKS["webarena"]
+  benchmark = browser_page.BENCHMARKS["webarena"]
   for name in benchmark.variables:
     monkeypatch.delenv(name, raising=False)
   lone = browser.Browser(AnyOptions(tasks=("webarena.3",)))
@@ -275,6 +277,19 @@ def test_missing_servers_and_packages_are_named(monkeypatch):
     lone.reset(0)
   with pytest.raises(ValueError, match=r"has no task 'miniwob.nothing'"):
     browser.Browser(AnyOptions(tasks=("miniwob.nothing",))).reset(0)
+
+
+def test_a_browser_that_does_not_start_is_named():
+  wrong = shutil.which("true")
+  with pytest.raises(RuntimeError, match=rf"{wrong} ended as it started \(.*config.env.executable"):
+    browser.Browser(Options(executable=wrong)).reset(0)
+
+
+def test_places_can_be_clicked(opened):
+  environment = opened(tasks=("click-test",), actions=("coord",))
+  first = environment.reset(0).text
+  x, y = re.search(r"button 'Click Me!', center=\"\((\d+),(\d+)\)", first).groups()
+  assert environment.step(f"<action>mouse_click({x}, {y})</action>").success
 
 
 def test_servers_that_do_not_answer_are_named(monkeypatch):
