@@ -52,17 +52,21 @@ class Sample(NamedTuple):
 
 
 class Recall(NamedTuple):
-  """Read the memory: in which of its parts, and for what."""
+  """Read the memory: in which of its parts, and for what.
+
+  `draw` says who asks, for a memory that draws lots: what it draws must not depend on who else asks, and when.
+  """
 
   scope: str
   query: str
+  draw: tuple[int, ...] = ()
 
 
 class Memo(NamedTuple):
   """A memory as it was read: which entry, in which version, and what of it goes into the prompt.
 
   `score` is what it is known to be worth, in the units of the environment's reward; `similarity` of
-  the query is a cosine.
+  the query is a cosine. `images` go with the text, as in `Message`.
   """
 
   id: int
@@ -70,6 +74,7 @@ class Memo(NamedTuple):
   text: str
   score: float
   similarity: float
+  images: tuple[str, ...] = ()
 
 
 class Story(NamedTuple):

@@ -150,7 +150,8 @@ class View(NamedTuple):
   `past` is empty when memory is cleared. `memory` is one of MEMORY_KINDS and says how past attempts
   are shown. `instruction` is an extra sentence of the method ("" for none; ReAct asks for thoughts).
   `tips` were retrieved from a memory for this turn, best first; without them a prompt is byte for
-  byte that of an agent without memory.
+  byte that of an agent without memory. `images` has those of each tip: of the first, of the second, and so
+  on; where a tip is dropped they are not shown.
   """
 
   past: tuple[AttemptLog, ...]
@@ -158,11 +159,13 @@ class View(NamedTuple):
   memory: str = "reflection_only"
   instruction: str = ""
   tips: tuple[str, ...] = ()
+  images: tuple[tuple[str, ...], ...] = ()
 
   def without_tips(self) -> View:
     """The same view as an agent without memory has it, the tips of earlier turns gone too."""
     steps = [step._replace(tips=()) for step in self.current.steps]
-    return self._replace(current=dataclasses.replace(self.current, steps=steps), tips=())
+    bare = dataclasses.replace(self.current, steps=steps)
+    return self._replace(current=bare, tips=(), images=())
 
 
 class Hinting(NamedTuple):
@@ -229,6 +232,7 @@ class Family(NamedTuple):
   a name to `make(options, rng) -> Player`; `describe(options, seed)` writes the whole task of a seed,
   its hidden part included, for checksums of panels (never for an agent). `parts(options)` is the number
   of environments among which task seeds are dealt in turn: seed s opens number s mod parts.
+  `image(options, name)` is the image that the task of this name (Observation.task) begins with, if it does.
   """
 
   name: str
@@ -238,6 +242,7 @@ class Family(NamedTuple):
   players: Mapping[str, Callable[[Any, np.random.Generator], Player]]
   describe: Callable[[Any, int], str] | None = None
   parts: Callable[[Any], int] = lambda options: 1
+  image: Callable[[Any, str], str | None] = lambda options, name: None
 
 
 _MODULES = {

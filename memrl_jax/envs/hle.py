@@ -102,4 +102,5 @@ FAMILY = base.Family(
   prompts=prompts,
   players={"random": Random, "solver": Solver},
   describe=_describe,
+  image=hle_tasks.image,
 )

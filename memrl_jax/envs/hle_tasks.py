@@ -140,6 +140,12 @@ def find(options: Options, name: str) -> Question:
   return next(one for one in questions(options.data, options.images) if one.id == name)
 
 
+def image(options: Options, name: str) -> str | None:
+  """The image of the question of an id, None where it has none or is no question of this exam."""
+  known = questions(options.data, options.images)
+  return next((one.image for one in known if one.id == name and one.image), None)
+
+
 def draw(options: Options, seed: int) -> Question:
   """The question of a seed."""
   return files.draw(questions(options.data, options.images), "id", options.split, seed)

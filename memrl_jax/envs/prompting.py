@@ -172,11 +172,30 @@ def brief(shorthand: Shorthand) -> base.Prompts:
 # Tips.
 
 
-def tip_block(tips: Sequence[str]) -> list[str]:
-  """What is appended to a turn that was given tips: nothing at all without any."""
+def tip_block(
+  tips: Sequence[str], images: Sequence[Sequence[str]] = (), seen: Sequence[str] = ()
+) -> list[str]:
+  """What is appended to a turn that was given tips: nothing at all without any.
+
+  A tip with `images` (those of each tip) says which of the prompt they are: it has those `seen`
+  without the tips, then those that the tips bring.
+  """
   if not tips:
     return []
-  return ["\n".join(["<tips>", _TIPS_ARE, *(f"- {tip}" for tip in tips), "</tips>"])]
+  places = [*seen, *brought(tips, images, seen)]
+  lines = [f"- {tip}" for tip in tips]
+  for number, mine in enumerate(images[: len(tips)]):
+    for image in mine:
+      lines[number] += f"\n(Its image is number {places.index(image) + 1} in this prompt.)"
+  return ["\n".join(["<tips>", _TIPS_ARE, *lines, "</tips>"])]
+
+
+def brought(
+  tips: Sequence[str], images: Sequence[Sequence[str]], seen: Sequence[str]
+) -> tuple[str, ...]:
+  """The images of the tips that the prompt does not have already, each once."""
+  found = dict.fromkeys(image for mine in images[: len(tips)] for image in mine)
+  return tuple(image for image in found if image not in seen)
 
 
 def parse_tip(response: str) -> tuple[str, bool]:
@@ -220,8 +239,10 @@ def full(wording: Wording) -> base.Prompts:
       parts.append(
         "\n".join([f"Memory of trial #{past_number}:", *(b or "(empty)" for b in bodies)])
       )
-    parts += [_so_far(wording, view), *tip_block(view.tips)]
-    return _user(parts, view.instruction, "\n\n", wording.request, _seen(view.current))
+    seen = _seen(view.current)
+    parts += [_so_far(wording, view), *tip_block(view.tips, view.images, seen)]
+    images = seen + brought(view.tips, view.images, seen)
+    return _user(parts, view.instruction, "\n\n", wording.request, images)
 
   def finished(view: base.View) -> list[str]:
     return _finished(wording, view)
@@ -307,19 +328,22 @@ def chat(wording: Wording) -> base.Prompts:
       images = step.result.observation.images
     return [*messages, Message("user", said, images)]
 
-  def closed(view: base.View, *parts: str) -> list[Message]:
-    *before, last = conversation(view)
-    return [*before, last._replace(content="\n\n".join([last.content, *parts]))]
+  def closed(said: list[Message], *parts: str, images: tuple[str, ...] = ()) -> list[Message]:
+    *before, last = said
+    return [*before, Message("user", "\n\n".join([last.content, *parts]), last.images + images)]
 
   def play(view: base.View) -> list[Message]:
     check_memory(view)
-    return closed(view, *tip_block(view.tips))
+    said = conversation(view)
+    seen = [image for message in said for image in message.images]
+    told = tip_block(view.tips, view.images, seen)
+    return closed(said, *told, images=brought(view.tips, view.images, seen))
 
   def reflect(view: base.View) -> list[Message]:
-    return closed(view, _REFLECT_REQUEST)
+    return closed(conversation(view), _REFLECT_REQUEST)
 
   def tip(view: base.View) -> list[Message]:
-    return closed(view, _TIP_REQUEST)
+    return closed(conversation(view), _TIP_REQUEST)
 
   return base.Prompts(play, reflect, parse_reflection, tip, parse_tip, _extract(wording))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +15,8 @@ from memrl_jax.methods.memrl_config import MemrlConfig
 from memrl_jax.types import Memo, Recall, Trial
 
 SOLVED = "solved"  # the mode of a trial that is not played
+Image = Callable[[str], str | None]  # that of the task of a name, None where there is none
+_LOG = logging.getLogger("memrl_jax.methods")
 
 
 def shown(one: Trial, attempt: int | None = None) -> tuple[tuple[int, int], ...]:
@@ -21,8 +25,8 @@ def shown(one: Trial, attempt: int | None = None) -> tuple[tuple[int, int], ...]
   return tuple(dict.fromkeys(read for turn in turns for read in turn.reads))
 
 
-def played(one: Trial) -> list[episodic.Episode]:
-  """The attempts of a trial as the memory takes them, each with a name of its own."""
+def played(one: Trial, images: tuple[str, ...] = ()) -> list[episodic.Episode]:
+  """The attempts of a trial as the memory takes them, each with a name of its own; all have seen `images`."""
   found = []
   for number, (attempt, told) in enumerate(zip(one.attempts, one.story.messages, strict=True)):
     turns = [turn for turn in one.turns if turn.attempt == number]
@@ -34,6 +38,7 @@ def played(one: Trial) -> list[episodic.Episode]:
         told.content,
         attempt.success,
         shown(one, number),
+        images,
         note=notes[-1] if notes else "",
       )
     )
@@ -52,33 +57,50 @@ def feedback(episodes: Sequence[episodic.Episode]) -> list[episodic.Feedback]:
 class Reader(NamedTuple):
   """The memory as trials read it: a text a memory, those of successes first.
 
-  `bare`: without words about what they are; so are tips of the tiny models, and facts.
+  `bare`: without words about what they are; so are tips of the tiny models, and facts. `image`: what a
+  memory that names an image brings along. What is explored is a matter of who asks, not of who asked before.
   """
 
   memory: episodic.Episodic
   frozen: bool
   bare: bool
+  image: Image
 
   def recall(self, asks: Sequence[Recall]) -> list[tuple[Memo, ...]]:
     return [self._one(ask) for ask in asks]
 
   def _one(self, ask: Recall) -> tuple[Memo, ...]:
-    found = self.memory.suggest(ask.scope, ask.query, frozen=self.frozen)
+    draw = ask.draw or None
+    found = self.memory.suggest(ask.scope, ask.query, frozen=self.frozen, draw=draw)
     shown = [(one, one.text) for one in found] if self.bare else self.memory.texts(found)
-    return tuple(Memo(one.id, one.version, text, one.q, one.similarity) for one, text in shown)
+    return tuple(
+      Memo(one.id, one.version, text, one.q, one.similarity, self._images(one))
+      for one, text in shown
+    )
+
+  def _images(self, one: episodic.Suggestion) -> tuple[str, ...]:
+    return tuple(filter(None, map(self.image, one.images)))
 
 
 class Episodes:
   """What MemRL remembers (base.Remembered): the memory, and which task was solved when.
 
-  `tasks`: how many the run rounds over (0: it does not).
+  `tasks`: how many the run rounds over (0: it does not). `image`: that of a task; the memory keeps only
+  whose it is.
   """
 
-  def __init__(self, config: MemrlConfig, memory: episodic.Episodic, tasks: int = 0):
+  def __init__(
+    self,
+    config: MemrlConfig,
+    memory: episodic.Episodic,
+    tasks: int = 0,
+    image: Image = lambda name: None,
+  ):
     memrl_config.check(config, memory.config, tasks)
-    self.config, self.memory, self._tasks = config, memory, tasks
-    bare = memory.config.build in ("note", "facts")
-    self.reader, self.observer = Reader(memory, False, bare), Reader(memory, True, bare)
+    self.config, self.memory, self._tasks, self._image = config, memory, tasks, image
+    bare, found = memory.config.build in ("note", "facts"), functools.cache(self._found)
+    self.reader = Reader(memory, False, bare, found)
+    self.observer = Reader(memory, True, bare, found)
     self._solved: dict[str, list[bool]] = {}  # by the seed of a task, round after round
     self._rounds = 0.0
 
@@ -95,7 +117,7 @@ class Episodes:
     places = list(dict.fromkeys(one.story.scope for one in done))
     numbers = self._facts(done)
     for place in places:
-      mine = [played(one) for one in done if one.story.scope == place]
+      mine = [self._played(one) for one in done if one.story.scope == place]
       if self.config.learns:
         self.memory.feedback(place, [item for one in mine for item in feedback(one)])
       if self.config.writes:
@@ -116,6 +138,18 @@ class Episodes:
         correlation = episodic_metrics.pearson(q_N, success_N.astype(float))
         numbers |= {f"{prefix}pearson": correlation} if np.isfinite(correlation) else {}
     return numbers
+
+  def _played(self, one: Trial) -> list[episodic.Episode]:
+    return played(one, (one.task,) if self._image(one.task) else ())
+
+  def _found(self, name: str) -> str | None:
+    """An image that a memory names."""
+    image = self._image(name)
+    if image is None:
+      _LOG.warning(
+        "a memory names the image of task %r, which this run has not: it is not shown", name
+      )
+    return image
 
   def _facts(self, done: Sequence[Trial]) -> dict[str, float]:
     """Where facts are kept: how many answers could not be read, and a place for what became of the others."""

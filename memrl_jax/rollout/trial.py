@@ -68,6 +68,7 @@ class Context:
     self.prompts = prompts
     self.horizon = horizon
     self._opened = False
+    self._recalls = 0
 
   async def open(self) -> base.Observation:
     """The first observation of the next attempt: always the same task, in the same state."""
@@ -87,7 +88,9 @@ class Context:
 
   async def recall(self, scope: str, query: str) -> tuple[Memo, ...]:
     """What the memory holds about `query`, best first; () where the rollout has no memory."""
-    return await _Request(Recall(scope, query))
+    one, number = self.trial, self._recalls
+    self._recalls += 1
+    return await _Request(Recall(scope, query, (one.update, one.group, one.index, number)))
 
 
 Program = Callable[[Context], Awaitable[None]]
@@ -133,7 +136,8 @@ async def play(
     memos = (*await _read(ctx, reading, log, key), *told)
     may_ask = len(told) < reading.questions
     words = "\n\n".join(filter(None, (instruction, may_ask * extracting.tool(reading.questions))))
-    view = base.View(past, log, memory, words, tuple(memo.text for memo in memos))
+    tips, images = tuple(memo.text for memo in memos), tuple(memo.images for memo in memos)
+    view = base.View(past, log, memory, words, tips, images)
     request = Generate("play", log.index, len(log.steps), ctx.prompts.play, view, len(told))
     answer = await ctx.ask(request)
     asked = extracting.question(answer.sample.text) if may_ask else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 import shutil
 import tempfile
@@ -75,10 +76,12 @@ def of_method(
   if isinstance(settings.method, complementary.ComplementaryConfig):
     return experiences(settings, embedding, folder)
   if isinstance(settings.method, memrl.MemrlConfig):
+    image = env_base.family(settings.env.name).image
     return memrl.Episodes(
       settings.method,
       episodic.Episodic.open(folder, embedding, settings.episodic),
       settings.train.tasks,
+      functools.partial(image, settings.env.options),
     )
   if isinstance(settings.method, mempi.MempiConfig):
     prompts = env_base.family(settings.env.name).prompts(settings.env.options)
