@@ -108,10 +108,8 @@ def workarena(config: Config, variant: str) -> None:
 def _browser(config: Config, variant: str, *, held_out: int) -> None:
   """Web pages, as text; a browser a process, a page for every trial that plays."""
   _world(config, variant, tokens=512)
-  config.agent.engine.buckets = (
-    8192,
-    32_768,
-  )  # [us]: three pages in a turn, all of them for a hint
+  # [us]: a turn shows three pages, and a hint looks back at all of them.
+  config.agent.engine.buckets = (8192, 32_768)
   config.env.timeout_s = 120.0  # a browser may have to start
   config.train.concurrency = 32  # [us]
   config.eval.tasks = held_out
@@ -143,18 +141,17 @@ def _reader(config: Config, variant: str, *, turns: int) -> None:
   config.agent.model.checkpoint = config.model.checkpoint
   config.agent.model.dtype = "float32"
   config.agent.mesh = dict(config.mesh)
-  config.agent.engine = dict(config.engine)
   config.agent.sampling.play_tokens = 12
   config.agent.sampling.reflect_tokens = 24
+  if variant == "smoke":
+    recipes._smoke(config)
+  config.agent.engine = dict(config.engine)
   config.method.gather = 1
   config.method.distil = 2
   config.method.hints = 8
   config.train.updates = 5
   config.train.group_size = 2
   config.eval.tasks = 4
-  if variant == "smoke":
-    config.train.checkpoint_every = 1
-    config.train.rollouts_every = 1
 
 
 def _tiny(config: Config, checkpoint: str) -> None:

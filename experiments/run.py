@@ -390,10 +390,11 @@ def _newest_checkpoint(arguments: Arguments, settings: Any, path: pathlib.Path) 
 
 
 # What may change when a run goes on: its length, where its server listens and how it is waited for.
+_SERVER = ("url", "key_env", "concurrency", "connect_s", "read_s", "retries", "backoff_s")
 _ON_RESUME = (
-  "train.updates", "remote.url", "remote.key_env", "remote.concurrency", "remote.connect_s", "remote.read_s",
-  "remote.retries", "remote.backoff_s",
-)  # fmt: skip
+  "train.updates",
+  *(f"{place}.{key}" for place in ("remote", "agent.remote") for key in _SERVER),
+)
 
 # What an evaluation may change: training does not depend on it, or has read it already.
 _OF_EVALUATION = ("eval", "remote", "agent", "adapt", "tips", "memory")
