@@ -337,7 +337,10 @@ class Episodic:
     def ops(entries: list[Entry]) -> list[Op]:
       bad = {e.id for e in entries if below is not None and e.data["visits"] and e.score < below}
       rest = [entry for entry in entries if entry.id not in bad]
-      return [Remove(tenant, id) for id in bad] + episodic_keep.prune(rest, keep, self.config)
+      embed = self.memory.embedder.embed
+      return [Remove(tenant, id) for id in bad] + episodic_keep.prune(
+        rest, keep, embed, self.config
+      )
 
     return self._maintain(tenant, ops, "prune")
 

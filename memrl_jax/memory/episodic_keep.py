@@ -14,13 +14,23 @@ from memrl_jax.memory.records import Change, Entry, Op, Remove
 from memrl_jax.ops import utility
 
 _COMPARED = 4000  # characters of a text
+_KEYS = 4096  # that are compared with each other
 Embed = Callable[[Sequence[str]], np.ndarray]
 
 
 def worth(entries: Sequence[Entry], config: EpisodicConfig) -> np.ndarray:
-  """`utility.worth` of these memories."""
-  visits_N = [entry.data["visits"] for entry in entries]
-  return utility.worth([entry.score for entry in entries], visits_N, bonus=config.prune_bonus)
+  """`utility.worth` of these memories, of the lower of Q and the mean reward since they were written.
+
+  The mean counts what a memory was written about as its first visit. Q alone forgets and is shared: shown
+  beside a good memory a useless one has Q near 1 within a dozen visits.
+  """
+  low, high = config.reward(False), config.reward(True)
+  data = [entry.data for entry in entries]
+  visits_N = np.array([one["visits"] for one in data], np.float64)
+  wins_N = np.array([one["wins"] + bool(one["success"]) for one in data], np.float64)
+  q_N = np.array([entry.score for entry in entries], np.float64)
+  mean_N = low + (high - low) * wins_N / (visits_N + 1)
+  return utility.worth(np.minimum(q_N, mean_N), visits_N, bonus=config.prune_bonus)
 
 
 def merge(entries: Sequence[Entry], embed: Embed, config: EpisodicConfig) -> list[Op]:
@@ -71,11 +81,36 @@ def _one(same: Sequence[Entry]) -> list[Op]:
   ]
 
 
-def prune(entries: Sequence[Entry], keep: int, config: EpisodicConfig) -> list[Op]:
-  """Removes what `utility.survivors` does not keep."""
+def prune(entries: Sequence[Entry], keep: int, embed: Embed, config: EpisodicConfig) -> list[Op]:
+  """Removes what `utility.survivors` does not keep; keys for which the same memories are found are one there."""
+  worth_N = worth(entries, config)
   keys = [entry.key for entry in entries]
-  stay = set(utility.survivors(keys, worth(entries, config), keep, config.per_key))
+  if config.per_key is None:
+    keys = neighbourhoods(keys, worth_N, embed, config.delta)
+  stay = set(utility.survivors(keys, worth_N, keep, config.per_key))
   return [Remove(entry.tenant, entry.id) for n, entry in enumerate(entries) if n not in stay]
+
+
+def neighbourhoods(
+  keys: Sequence[str], worth_N: np.ndarray, embed: Embed, delta: float
+) -> list[str]:
+  """For each memory the key of the best one for which it stands in: a query that finds one finds the other.
+
+  Best first, a key belongs to the first leader with a cosine above delta, or leads itself. Beyond _KEYS
+  different keys, where this would cost too much, each stands for itself.
+  """
+  different = list(dict.fromkeys(keys[n] for n in np.argsort(-worth_N, kind="stable")))
+  if len(different) > _KEYS or not different:
+    return list(keys)
+  vectors_KD = np.asarray(embed(different))
+  leads: list[int] = []
+  leader: dict[str, str] = {}
+  for n, vector_D in enumerate(vectors_KD):
+    near = np.flatnonzero(vectors_KD[leads] @ vector_D > delta)
+    if not len(near):
+      leads.append(n)
+    leader[different[n]] = different[leads[near[0]] if len(near) else n]
+  return [leader[key] for key in keys]
 
 
 def under_cap(embed: Embed, config: EpisodicConfig) -> Callable[[list[Entry]], list[Op]]:
@@ -91,7 +126,7 @@ def under_cap(embed: Embed, config: EpisodicConfig) -> Callable[[list[Entry]], l
     gone = {op.id for op in ops if isinstance(op, Remove)}
     left = [entry for entry in entries if entry.id not in gone]
     if len(left) > config.capacity:
-      ops += prune(left, config.capacity - config.capacity // 10, config)
+      ops += prune(left, config.capacity - config.capacity // 10, embed, config)
       gone = {op.id for op in ops if isinstance(op, Remove)}
     # A merged memory may be pruned after all; one operation an entry is enough.
     return [op for op in ops if isinstance(op, Remove) or op.id not in gone]
