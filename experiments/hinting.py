@@ -47,16 +47,15 @@ def lab(config: Config, variant: str) -> None:
     _paper(config)
   else:
     _tiny(config, "tiny:lab")
-    config.sampling.reflect_tokens = (
-      12  # [us] Lmax: a hint is up to 9 words, its closing tag and its end
-    )
+    config.sampling.reflect_tokens = 12  # [us] Lmax: up to 9 words, a tag and the end
     config.sampling.play_tokens = 12  # it plays nothing
     config.agent.sampling.play_tokens = 6  # an action is 5 tokens
     recipes._pack(config, length=192, rows=16, context=96)
     config.pack.response = 12
-    config.method.reward = (
-      "score"  # [us]: the share of sub-goals; two in a hundred episodes succeed alone
-    )
+    config.method.reward = "score"  # [us]: of a hundred episodes alone four succeed
+    config.method.keep = "helped"  # [T]: most episodes find nothing, and their hints say so
+    config.method.decisions = 0.0  # [T]: such a hint does not show that none is needed
+    config.method.show = 1  # [us]: as many as the policy gives
   config.env.family = "key-5"  # [us]: never imitated
   config.eval.options.split = "heldout"
   if variant == "smoke":
