@@ -142,7 +142,9 @@ def _reader(config: Config, variant: str, *, turns: int) -> None:
   config.agent.model.dtype = "float32"
   config.agent.mesh = dict(config.mesh)
   config.agent.sampling.play_tokens = 12
-  config.agent.sampling.reflect_tokens = 24
+  config.agent.sampling.reflect_tokens = (
+    16  # its hints never end, and one over Lmax is not imitated
+  )
   if variant == "smoke":
     recipes._smoke(config)
   config.agent.engine = dict(config.engine)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments import base, recipes, run
+from experiments import base, hinting, recipes, run
 from memrl_jax import methods
 from memrl_jax.envs import panel
 
@@ -13,6 +13,7 @@ EXTRA = {"darkroom": ("heldout",), "minesweeper": ("mines5",), "sokoban": ("boxe
 LAMER = [m for m in methods.METHODS if m not in ("hgpo", *methods.REMEMBERING)]
 WORLDS = ("rooms", "minihack", "alfworld", "webshop", "swebench", "multitask")
 FROZEN = ("lab", "hints", "alfworld", "lifelong", "bigcodebench", "hle")
+HINTED = ("hints", "lab", "alfworld", "lifelong", "miniwob", "webarena", "workarena")
 CALLED = {
   "swebench": "swe",
   "multitask": "mix",
@@ -24,6 +25,7 @@ CASES = [
   for path in FILES
   for variant in ("laptop", "smoke", "paper", *EXTRA.get(path.stem.partition("_")[2], ()))
 ]
+PAPERS = [f"mempi_{env}" for env in HINTED]
 
 
 def load(name, variant="laptop", *overrides):
@@ -39,6 +41,7 @@ def test_there_is_one_file_for_each_method_and_environment():
   wanted = {f"{m}_{e}" for m in LAMER for e in EXTRA}  # hgpo: gigpo's file with two values changed
   wanted |= {f"{m}_{e}" for m in TIPS for e in recipes.TIP_ENVIRONMENTS}
   wanted |= {f"complementary_{world}" for world in WORLDS} | {f"memrl_{env}" for env in FROZEN}
+  wanted |= {f"mempi_{env}" for env in HINTED}
   assert {path.stem for path in FILES} == wanted
 
 
@@ -80,6 +83,18 @@ def test_the_paper_variant_has_the_paper_s_rows_per_update():
     trials = lamer.train.groups * lamer.train.group_size
     assert trials * (3 * lamer.env.options.turns + 2) == 2944
     assert gigpo.train.groups * gigpo.train.group_size * gigpo.env.options.turns == 2688
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_mempi_s_paper_variant_also_trains_adapters_and_its_models_share_no_device(name):
+  whole, adapted = settings(name, "paper"), settings(name, "paper", *hinting.LORA)
+  assert (whole.lora.rank, whole.model.dtype) == (0, "float32")
+  assert adapted.lora.rank
+  for rate in (lambda s: s.optim.learning_rate, lambda s: s.method.distil_rate):
+    assert rate(adapted) == pytest.approx(10 * rate(whole))
+  mesh, agent = whole.mesh, whole.agent.mesh
+  assert mesh.first + mesh.data * mesh.fsdp * mesh.tensor <= agent.first
+  assert agent.data * agent.fsdp * agent.tensor == 4
 
 
 def test_heldout_trains_and_evaluates_on_different_halves():
