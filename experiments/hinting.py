@@ -53,9 +53,8 @@ def lab(config: Config, variant: str) -> None:
     recipes._pack(config, length=192, rows=16, context=96)
     config.pack.response = 12
     config.method.reward = "score"  # [us]: of a hundred episodes alone four succeed
-    config.method.keep = "helped"  # [T]: most episodes find nothing, and their hints say so
-    config.method.decisions = 0.0  # [T]: such a hint does not show that none is needed
-    config.method.show = 1  # [us]: as many as the policy gives
+    config.method.distil = 60  # [T]: one context
+    config.train.updates = 8 + 60 + 80
   config.env.family = "key-5"  # [us]: never imitated
   config.eval.options.split = "heldout"
   if variant == "smoke":
