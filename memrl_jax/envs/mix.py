@@ -297,6 +297,11 @@ def _describe(options: Options, seed: int) -> str:
   return f"{part.name}: {part.family.describe(part.options, own)}"
 
 
+def _image(options: Options, name: str) -> str | None:
+  part, _, own = name.partition(":")
+  return next((p.family.image(p.options, own) for p in options.parsed if p.name == part), None)
+
+
 FAMILY = base.Family(
   name="mix",
   options=Options,
@@ -305,4 +310,5 @@ FAMILY = base.Family(
   players={name: functools.partial(Player, name) for name in PLAYERS},
   describe=_describe,
   parts=lambda options: len(options.parsed),
+  image=_image,
 )
