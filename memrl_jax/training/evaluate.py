@@ -277,4 +277,12 @@ def table(record: dict[str, Any]) -> list[str]:
       f"  {name:<22}{' '.join(cells)}   {arm['score']:.3f}  {arm['turns']:5.2f}  "
       f"{arm['valid']:.3f}  {arm['void']}"
     )
+    if "hint_tokens" in arm:
+      said = [f"{arm['hint_tokens']:.2f} hint tokens a task", f"silent in {arm['abstained']:.3f}"]
+      if "abstained_solved" in arm:
+        said += [
+          f"of tasks that the agent alone solves {arm['abstained_solved']:.3f}",
+          f"of others {arm['abstained_failed']:.3f}",
+        ]
+      lines.append(f"  {'':<22}{', '.join(said)}")
   return lines

@@ -36,6 +36,15 @@ TITLES = {
   "rollout/void": "Void trials",
   "rollout/guided_success": "Success of guided trials",
   "rollout/free_success": "Success of free trials",
+  "epoch/last": "Success in the last round over all tasks",
+  "epoch/cumulative": "Tasks solved so far",
+  "epoch/forgotten": "Tasks solved in one round and not in the next",
+  "memory/pearson": "Correlation of Q and success",
+  "mempi/hinted": "Success with a forced hint",
+  "mempi/alone": "Success without",
+  "mempi/speaks_solved": "How likely it is to speak where the agent alone succeeds",
+  "mempi/speaks_failed": "How likely it is to speak where the agent alone fails",
+  "mempi/hint_tokens": "Tokens of a hint",
   "bank/entries": "Entries in the bank",
   "extractor/reward": "What experience earns (+1 a guided success, -1 a failure)",
   "train/loss": "Loss",
@@ -47,7 +56,7 @@ TITLES = {
   "train/clipped": "Clipped tokens",
   "credit/zero_spread": "Groups without spread",
 }
-PREFIXES = ("rollout", "train", "credit", "memory", "bank", "extractor")
+PREFIXES = ("epoch", "mempi", "rollout", "train", "credit", "memory", "bank", "extractor")
 SECONDS = ("seconds/", "time/")  # timing under these prefixes is one update's time, part by part
 
 
