@@ -28,7 +28,7 @@ from memrl_jax.methods.mempi_config import MempiConfig
 from memrl_jax.ops import counterfactual
 from memrl_jax.rollout.lessons import Lesson
 from memrl_jax.rollout.trial import Context, Generate, Program, Reading, play, write_tip
-from memrl_jax.types import Memo, Sample, Trial, Turn
+from memrl_jax.types import Memo, Message, Sample, Trial, Turn
 
 GATHER, ABSTAIN, SPEAK = "gather", "abstain", "speak"  # Trial.mode; "" decides by itself
 
@@ -78,7 +78,7 @@ async def consult(ctx: Context, log: AttemptLog) -> tuple[Memo, ...]:
       "advise",
       log.index,
       step,
-      lambda view: hinting.hint(goal, seen),
+      lambda view: _with(hinting.hint(goal, seen), log.now.images),
       View((), log),
       forced=forced,
       whole=mode == ABSTAIN,
@@ -90,6 +90,12 @@ async def consult(ctx: Context, log: AttemptLog) -> tuple[Memo, ...]:
   if mode != ABSTAIN:
     ctx.trial.turns.append(_turn(log, answer, answer.sample, text or ABSTAIN))
   return (Memo(0, 0, text, 0.0, 0.0),) if text else ()
+
+
+def _with(messages: list[Message], images: tuple[str, ...]) -> list[Message]:
+  """What the memory policy is asked, with what the agent sees."""
+  *before, last = messages
+  return [*before, last._replace(images=last.images + images)]
 
 
 def _turn(log: AttemptLog, answer: Any, sample: Sample, action: str) -> Turn:

@@ -9,11 +9,11 @@ import pytest
 
 from experiments import base
 from experiments import run as command
-from memrl_jax.envs import pool
+from memrl_jax.envs import hints, hints_world, pool
 from memrl_jax.memory import embed, hintbank
 from memrl_jax.methods import mempi
 from memrl_jax.methods.mempi_config import MempiConfig
-from memrl_jax.rollout import collect, lessons
+from memrl_jax.rollout import collect, lessons, policies
 from memrl_jax.training import loop
 from memrl_jax.types import Attempt, Memo, Recall, Sample, Trial, Turn
 
@@ -95,6 +95,44 @@ def test_an_agent_that_is_given_nothing_reads_the_prompts_of_one_without_memory(
     np.testing.assert_array_equal(mine.sample.ids, theirs.sample.ids)
   speaking = played(run.method.trial, "speak")
   assert any("tip:" in message.content for turn in speaking for message in turn.messages)
+
+
+def scripted(config, mode):
+  """A trial of the hints by scripted answers; what was asked, by phase."""
+  options, asked = hints.Options(reported=0), []
+
+  def answer(trial, request, key):
+    asked.append(request.phase)
+    if request.phase == "advise":
+      return "" if request.whole else f"go {len(asked)}</remark>"
+    tool, digit = hints_world.draw(options, 5).kin.procedure
+    return f"<action>{f'enter {digit}' if ' with' in request.view.current.now.anchor else f'use {tool}'}</action>"
+
+  one = Trial("hints", 5, 0, 1, mode=mode)
+  envs = pool.EnvPool(hints.FAMILY, options, isolation="inline")
+  who = policies.TextPolicy(answer)
+  collect.collect(
+    [one], mempi.trial(config, attempts=config.episodes), lambda *_: who, envs,
+    hints.FAMILY.prompts(options), horizon=options.turns, seed=(0,),
+  )  # fmt: skip
+  envs.close()
+  assert one.void is None
+  return one, asked
+
+
+def test_it_is_asked_once_an_episode_or_before_every_step():
+  once, asked = scripted(MempiConfig(episodes=2), "speak")
+  assert asked[0] == "advise" and asked.count("advise") == 1  # one hint for both episodes
+  assert len(once.attempts) == 2
+  shown = [turn.memory for turn in once.turns if turn.phase == "play"]
+  assert set(shown) == {("go 1",)}
+  each, asked = scripted(MempiConfig(invocation="step"), "speak")
+  played = [turn for turn in each.turns if turn.phase == "play"]
+  assert asked.count("advise") == len(played) == 2 and len({turn.memory for turn in played}) == len(
+    played
+  )
+  silent, _ = scripted(MempiConfig(invocation="step"), "abstain")
+  assert not any(turn.memory for turn in silent.turns)
 
 
 # Credit.
