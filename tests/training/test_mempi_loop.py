@@ -10,7 +10,10 @@ from memrl_jax.models import tiny
 from memrl_jax.sampling import chat, engine, serve
 from memrl_jax.training import learner, metrics
 
-LAB = ["--config=experiments/mempi_lab.py:smoke", "--config.eval.tasks=4"]
+LAB = [
+  "--config=experiments/mempi_lab.py:smoke", "--config.eval.tasks=4",
+  "--config.method.gate=off",  # these few hints do not help, and are learned from all the same
+]  # fmt: skip
 GATHER, DISTIL, ADAPT = 1, 2, 2  # updates of the smoke run
 
 
@@ -56,9 +59,8 @@ def test_it_gathers_then_imitates_then_adapts(whole):
   assert ["bank/hints" in n for n in numbers] == [True, False, False, False, False]
   assert ["study/rows" in n for n in numbers] == [False, True, True, False, False]
   assert ["mempi/alone" in n for n in numbers] == [False, False, False, True, True]
-  assert numbers[3]["train/kl_ref"] == pytest.approx(
-    0, abs=1e-6
-  )  # to the weights that stage 1 left
+  # The KL term refers to what stage 1 left: nothing before the first step of stage 2, something after.
+  assert abs(numbers[3]["train/kl_ref"]) < 1e-6 < numbers[4]["train/kl_ref"]
   assert arms_of(whole, "final")[0].keys() == {"none", "rag", "memory"}
 
 
