@@ -1,5 +1,7 @@
 """MemRL on the hints with its frozen clone: Q chooses where similarity cannot, and exploration digs up a good memory."""
 
+import chex
+import jax
 import numpy as np
 import pytest
 
@@ -43,6 +45,7 @@ def started(*overrides, seed=0):
 def played(run):
   """Success in the last updates, and of how many of the six families the good memory is worth more by then."""
   envs = pool.EnvPool(run.family, run.settings.env.options, isolation="inline")
+  weights = jax.device_get(run.actor.params)
   success = []
   try:
     for update in range(UPDATES):
@@ -51,6 +54,7 @@ def played(run):
       success.append(np.mean([one.success_by(1) for one in trials]))
   finally:
     envs.close()
+  chex.assert_trees_all_equal(weights, jax.device_get(run.actor.params))  # to the bit
   entries = run.method.memory.memory.memory.entries("hints")
   good, middling = (
     {e.key: e.score for e in entries if e.data["success"] is won} for won in (True, False)
