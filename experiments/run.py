@@ -3,7 +3,7 @@
 Own flags instead of ml_collections.config_flags, whose answers to a wrong key or value take several
 lines and which cannot check values against the dataclasses' types (a tuple, `eval.harder.NAME`).
 
-Exit codes: 0 finished, 1 a bug (with its traceback), 2 wrong input (one sentence), 3 stopped early and
+Exit codes: 0 finished, 1 a bug (with its traceback) or a plan that does not fit, 2 wrong input (one sentence), 3 stopped early and
 saved (a signal, the collapse guard), 130 interrupted.
 """
 
@@ -35,7 +35,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 USAGE = """
   python experiments/run.py --config=FILE[:VARIANT] [--config.a.b=value ...] [--workdir=DIR]
-                            [--mode=train|eval|adapt|export] [--checkpoint=STEP] [--resume]
+                            [--mode=train|eval|adapt|export|plan] [--checkpoint=STEP] [--resume]
+                            [--topology=NAME[,NAME ...]]
 """
 EXAMPLES = """
 examples:
@@ -53,6 +54,8 @@ examples:
       --config.remote.url=http://127.0.0.1:8000/v1   (python -m memrl_jax.sampling.serve --help)
   python experiments/run.py --config=experiments/memrl_hle.py:paper --config.env.data=FILE \\
       --config.remote.url=https://HOST/v1 --config.remote.model=NAME   (its key in MEMRL_API_KEY)
+  python experiments/run.py --config=experiments/lamer_sokoban.py:paper --mode=plan \\
+      --topology=v5p:2x2x1 --config.model.checkpoint=DIR   (a config.json in it is enough)
 
 Behind a server that reads text, a method that trains nothing needs no model here; one that takes token ids
 (ours, vLLM, SGLang) needs the tokenizer in config.model.checkpoint, or config.remote.api=chat.
@@ -71,6 +74,7 @@ class Arguments(NamedTuple):
   mode: str
   checkpoint: int | None
   resume: bool
+  topologies: tuple[str, ...]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -99,25 +103,42 @@ def parse(argv: Sequence[str]) -> Arguments:
   add("--workdir", metavar="DIR", help="run folder; default runs/<experiment>-<variant>-<hash>")
   add(
     "--mode",
-    choices=("train", "eval", "adapt", "export"),
+    choices=("train", "eval", "adapt", "export", "plan"),
     default="train",
     help="eval plays the panel again, adapt fills a memory with the weights frozen, export writes the "
-    "weights for transformers",
+    "weights for transformers, plan says what the run would need on other chips",
   )
   add("--checkpoint", metavar="STEP", type=int, help="with eval, adapt, export; default the newest")
   add("--resume", action="store_true", help="go on with the run in the folder, if there is one")
+  add(
+    "--topology",
+    metavar="NAME[,NAME ...]",
+    default="",
+    help="with plan: chips that need not be here, as v5e:4x4 or v5p:8x8x8, or here",
+  )
   flags = [word for word in argv if not word.startswith("--config.")]
   overrides = [word.removeprefix("--config.") for word in argv if word.startswith("--config.")]
   for word in overrides:
     if "=" not in word:
       raise ValueError(f"--config.{word} has no value; write --config.{word}=VALUE")
   known = parser.parse_args(flags)
-  if known.checkpoint is not None and known.mode == "train":
+  if bool(known.topology) != (known.mode == "plan"):
+    raise ValueError(
+      "--mode=plan and --topology belong together; for example --mode=plan --topology=v5p:4x4x4"
+    )
+  if known.checkpoint is not None and known.mode in ("train", "plan"):
     raise ValueError(
       "--checkpoint belongs to --mode=eval, adapt or export; to train on from the newest use --resume"
     )
+  topologies = tuple(known.topology.split(",")) if known.topology else ()
   return Arguments(
-    known.config, overrides, known.workdir, known.mode, known.checkpoint, known.resume
+    known.config,
+    overrides,
+    known.workdir,
+    known.mode,
+    known.checkpoint,
+    known.resume,
+    topologies,
   )
 
 
@@ -191,14 +212,15 @@ def run(arguments: Arguments) -> int:
   from memrl_jax.training import folder
 
   settings = base.settings(experiment.config, experiment.name, experiment.variant)
-  served = bool(settings.remote.url) and arguments.mode != "export"
+  served = bool(settings.remote.url) and arguments.mode not in ("export", "plan")
   trains = settings.trains and arguments.mode == "train"
   if served and not trains:
     _check_served(arguments, settings)
   check(settings, models=trains or not served)
   name = f"{experiment.name}-{experiment.variant}-{folder.config_hash(experiment.record())}"
   path = pathlib.Path(arguments.workdir or pathlib.Path("runs") / name)
-  work = {"train": _train, "eval": _evaluate, "adapt": _adapt, "export": _export}[arguments.mode]
+  works = {"train": _train, "eval": _evaluate, "adapt": _adapt, "export": _export, "plan": _plan}
+  work = works[arguments.mode]
   with _connected(settings, trains) if served else contextlib.nullcontext() as client:
     return work(arguments, experiment, settings, path, client)
 
@@ -340,6 +362,23 @@ def _export(
   from memrl_jax.training import loop
 
   return _in_folder(arguments, experiment, settings, path, loop.export_checkpoint, "exported", True)
+
+
+def _plan(
+  arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path, client: None
+) -> int:
+  """Says what the run would need on each topology, and whether it fits; its folder gets plan.json only."""
+  from memrl_jax.training import folder, plan
+
+  for name in arguments.topologies:  # before the first program is compiled, which takes minutes
+    plan.check(settings, name)
+  plans = [plan.make(settings, name, print) for name in arguments.topologies]
+  print(*plan.table(plans), sep="\n")
+  path.mkdir(parents=True, exist_ok=True)
+  record = {"config": experiment.record(), "plans": [one.record() for one in plans]}
+  folder.write_atomic(path / "plan.json", json.dumps(record, indent=2) + "\n")
+  print(f"plan: {path / 'plan.json'}")
+  return 0 if all(one.fits for one in plans) else 1
 
 
 def _in_folder(

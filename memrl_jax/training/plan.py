@@ -1,0 +1,383 @@
+"""What a run would need on chips that are not here: its programs, compiled ahead of time.
+
+    plans = [plan.make(settings, name) for name in ("v5e:4x4", "v5p:4x4x4")]
+    print(*plan.table(plans), sep="\n")
+
+The programs are the trainer's and the engine's own, with their kernels, for the mesh of the config over
+all chips of the topology; weights are shapes only. What a chip holds while a program runs is
+
+    need = arguments + temporaries + outputs - aliased  +  what is resident and no argument of it
+
+the first four from the compiler, the last counted from shapes and shardings (`learner.Learner`,
+`engine.Engine`): weights, moments, the weights that training started from, the sampler's copy, its cache.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from memrl_jax.models.config import DecoderConfig
+from memrl_jax.sampling import engine
+from memrl_jax.training import ahead, mesh, roofline
+from memrl_jax.training import settings as settings_lib
+
+# Shares of a chip's memory above which something is worth a word: what lies there, what a program adds.
+LARGE, NOTABLE = 0.4, 0.05
+
+
+class Program(NamedTuple):
+  """One program on one chip: bytes, the work counted by hand, and the roofline's seconds.
+
+  need: bytes on the chip while it runs, residents included. Where a program alone is too large, the
+  compiler says only how large: `compiled` is False and the four parts are 0. seconds: None for a chip
+  without published peaks.
+  """
+
+  compiled: bool
+  need: float
+  arguments: int
+  temporaries: int
+  outputs: int
+  aliased: int
+  flops: float
+  memory: float
+  sent: float
+  seconds: float | None
+  compile_s: float
+
+
+class Plan(NamedTuple):
+  """One experiment on one topology; everything in bytes is of one chip.
+
+  step_s: roofline of one optimiser step of one micro-batch, old and reference log-probs included.
+  context, slots: the largest that the cache has room for, the other one as configured; 0: no room.
+  change: what to change where it does not fit. notes: what the figures do not say.
+  """
+
+  topology: str
+  chips: int
+  split: roofline.Split
+  parameters: int
+  capacity: float
+  resident: dict[str, int]
+  programs: dict[str, Program]
+  need: float
+  fits: bool
+  step_s: float | None
+  step_tokens: int
+  decode_tokens_s: float | None
+  context: int
+  slots: int
+  change: list[str]
+  notes: list[str]
+
+  def record(self) -> dict[str, Any]:
+    """What plan.json holds of it."""
+    programs = {name: program._asdict() for name, program in self.programs.items()}
+    return self._asdict() | {"split": self.split._asdict(), "programs": programs}
+
+
+def chip(topology: str, device: jax.Device) -> tuple[float, roofline.Chip | None]:
+  """Bytes of memory of a chip, and its published peaks if they are known.
+
+  A card that is here says itself how much a program may take; a CPU has the memory of its machine.
+  """
+  if topology != ahead.HERE:
+    peaks = roofline.CHIPS[topology.partition(":")[0]]
+    return peaks.memory, peaks
+  kind = next((name for name in roofline.GPUS if name in device.device_kind), None)
+  stats = device.memory_stats() or {}
+  machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+  return float(stats.get("bytes_limit", machine)), roofline.GPUS.get(kind or "")
+
+
+def _program(
+  compiled: jax.stages.Compiled | float,
+  compile_s: float,
+  rest: int,
+  work: roofline.Work,
+  peaks: roofline.Chip | None,
+) -> Program:
+  """`rest`: bytes of residents that are no arguments."""
+  fitted = not isinstance(compiled, float)
+  sizes, total = (0, 0, 0, 0), compiled
+  if fitted:
+    seen = compiled.memory_analysis()
+    names = ("argument", "temp", "output", "alias")
+    sizes = tuple(getattr(seen, f"{name}_size_in_bytes") for name in names)
+    total = sum(sizes[:3]) - sizes[3]
+  seconds = None if peaks is None else work.seconds(peaks)
+  return Program(fitted, rest + total, *sizes, *work, seconds, compile_s)
+
+
+# Residents that are arguments of a program. With adapters the sampler's weights are merged ones.
+_OWN = {
+  "accumulate": ("weights", "critic", "base"),
+  "apply": ("weights", "critic", "moments"),
+  "prefill": ("weights", "merged"),
+  "decode": ("sliced",),
+}
+
+
+def _resident(model: ahead.Model, settings: settings_lib.Settings) -> dict[str, int]:
+  """Bytes of one chip, by what they are.
+
+  weights: those that are trained, or play; start: what training began from, kept for a KL term and the
+  swap test; merged: adapters and base as one, for the sampler; sliced: its copy for decoding.
+  """
+  played, layers = _bytes(model.played), _bytes(model.played["layers"])
+  config, sampler = settings.engine, {}
+  if _samples(settings):
+    cached = config.slots * (config.buckets[-1] + config.round_steps)
+    cache = roofline.kept(model.cfg, model.itemsize) * cached  # whole on every chip: sampling.cache
+    sampler = {"sliced": _bytes(model.sliced), "cache": cache}
+  if model.state is None:
+    return {"weights": played} | sampler
+  params = model.state.params
+  trained = {"weights": _bytes(params["policy"]), "moments": _bytes(model.state.opt_state)}
+  if "critic" in params:
+    trained["critic"] = _bytes(params["critic"])
+  if settings.lora.rank:  # what has no adapter is the same array in all of them
+    trained |= {"base": _bytes(model.base), "start": trained["weights"] + layers}
+    sampler |= {"merged": layers} if sampler else {}
+  else:
+    trained["start"] = played
+  return trained | sampler
+
+
+def _bytes(tree: Any) -> int:
+  """Of one chip."""
+  leaves = jax.tree.leaves(tree)
+  return sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize for x in leaves
+  )
+
+
+def _samples(settings: settings_lib.Settings) -> bool:
+  """Whether the weights are sampled here, not by a server."""
+  return not (settings.trains and settings.remote.url)
+
+
+def _work(
+  settings: settings_lib.Settings, model: ahead.Model, split: roofline.Split
+) -> dict[str, roofline.Work]:
+  """The roofline's count of each program, and of `score`, the log-probs that a step needs beside it."""
+  cfg, p, e, size = model.cfg, settings.pack, settings.engine, model.itemsize
+  columns = e.buckets[-1]
+  work = {
+    "prefill": roofline.prefill(
+      cfg, e.prefill_rows[-1], e.prefill_chunks[-1], columns, split, size
+    ),
+    "decode": roofline.decode(cfg, e.slots, e.round_steps, columns, split, size),
+  }
+  if model.state is None:
+    return work
+  trained = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model.state.params))
+  forwards = (settings.loss.old_logps == "trainer") + bool(settings.loss.kl_coef)
+  once = roofline.score(cfg, p, split, size)
+  remat = settings.model.remat
+  return work | {
+    "score": roofline.Work(*(forwards * x for x in once)),
+    "accumulate": roofline.accumulate(cfg, p, split, size, remat=remat, trained=trained),
+    "apply": roofline.apply(split, trained),
+  }
+
+
+# The plan.
+
+
+def check(settings: settings_lib.Settings, topology: str) -> None:
+  """ValueError where `make` would raise one about the topology or the mesh; compiles nothing."""
+  ahead.grid(settings, topology, ahead.devices(topology))
+
+
+def make(
+  settings: settings_lib.Settings, topology: str, say: Callable[[str], None] = lambda _: None
+) -> Plan:
+  """Compiles the programs of an experiment for a topology; `say` hears what is being done.
+
+  Raises:
+    ValueError: the topology is not known, or the mesh of the config does not fit it.
+  """
+  chips = ahead.devices(topology)
+  made = ahead.grid(settings, topology, chips)
+  capacity, peaks = chip(topology, chips[0])
+  split = roofline.Split(*(made.shape[axis] for axis in mesh.AXES))
+  say(
+    f"{topology}: {len(chips)} chips, data {split.data} x fsdp {split.fsdp} x tensor {split.tensor}"
+  )
+  model = ahead.model(settings, made)
+  resident, work = _resident(model, settings), _work(settings, model, split)
+  programs = {}
+  for lower, section, wanted in (
+    (ahead.training, settings.pack, settings.trains),
+    (ahead.sampling, settings.engine, _samples(settings)),
+  ):
+    for name, lowered in lower(model, section).items() if wanted else ():
+      say(f"compiling {name} ...")
+      rest = sum(size for part, size in resident.items() if part not in _OWN[name])
+      programs[name] = _program(*ahead.compiled(lowered), rest, work[name], peaks)
+  need = max(program.need for program in programs.values())
+  step_s = decode_rate = None
+  if peaks and settings.trains:
+    step_s = sum(work[name].seconds(peaks) for name in ("score", "accumulate", "apply"))
+  if "decode" in programs and peaks:
+    decode_rate = settings.engine.slots * settings.engine.round_steps / programs["decode"].seconds
+  context, slots = room(
+    {name: program.need for name, program in programs.items()},
+    capacity,
+    settings.engine,
+    roofline.kept(model.cfg, model.itemsize),
+  )
+  plan = Plan(
+    topology, len(chips), split, model.cfg.parameters, capacity, resident, programs, need,
+    need <= capacity, step_s, settings.pack.sequences * settings.pack.length, decode_rate, context,
+    slots, [], _notes(settings, model.cfg, split),
+  )  # fmt: skip
+  return plan if plan.fits else plan._replace(change=advice(plan, settings))
+
+
+def room(
+  need: dict[str, float], capacity: float, config: engine.EngineConfig, token: int
+) -> tuple[int, int]:
+  """The longest context for the config's slots, and most slots for its context, that fit a chip.
+
+  What is left of each program's `need` without keys and values is shared by the cache and, in decode and
+  prefill, the copy that is read; `token`: bytes of one cached token. Temporaries stay as compiled.
+  """
+  if "decode" not in need:  # sampled elsewhere
+    return 0, 0
+  S, C, steps = config.slots, config.buckets[-1], config.round_steps
+  contexts, slots = [], []
+  for name, bytes_needed in need.items():
+    read = {"decode": S, "prefill": config.prefill_rows[-1]}.get(name, 0)  # rows of the copy
+    left = (capacity - bytes_needed) / token + S * (C + steps) + read * C
+    contexts.append((left - S * steps) / (S + read))
+    each = C + steps + (C if name == "decode" else 0)
+    slots.append((left - (0 if name == "decode" else read * C)) / each)
+  return max(0, math.floor(min(contexts))), max(0, math.floor(min(slots)))
+
+
+def advice(plan: Plan, settings: settings_lib.Settings) -> list[str]:
+  """What to change where it does not fit, each a sentence; what concerns the largest part first."""
+  e, sequences, resident = settings.engine, settings.pack.sequences, plan.resident
+  over = {name: one.need for name, one in plan.programs.items() if one.need > plan.capacity}
+  # Of a program: its temporaries and results, and what it reads of the cache.
+  own = {name: need - sum(resident.values()) for name, need in over.items()}
+  notable = {name for name, size in own.items() if size > NOTABLE * plan.capacity}
+  cache = resident.get("cache", 0)
+  held = sum(resident.values()) - cache
+  found: list[tuple[float, str]] = []
+  if cache > LARGE * plan.capacity or "decode" in notable:
+    more = f"at most {plan.slots}" if plan.slots else "fewer"
+    found.append((cache + own.get("decode", 0), (
+      f"the cache takes {_size(cache)}, and decoding {_size(own.get('decode', 0))} more: {more} slots, now "
+      f"{e.slots} (config.engine.slots), or contexts shorter than {e.buckets[-1]} (config.engine.buckets)"
+    )))  # fmt: skip
+  if held > LARGE * plan.capacity:
+    adapters = "" if settings.lora.rank else ", or train adapters in bfloat16 (config.lora.rank)"
+    found.append((held, (
+      f"weights, their copies and moments take {_size(held)}: split them over more chips than "
+      f"{plan.split.weights} (config.mesh.fsdp, config.mesh.tensor){adapters}"
+    )))  # fmt: skip
+  if "accumulate" in notable:
+    change = "shorter sequences (config.pack.length), or more chips to each (config.mesh.tensor)"
+    if settings.model.remat != "all":
+      change = f"more recomputation than {settings.model.remat} (config.model.remat)"
+    if sequences > plan.split.rows:
+      change = f"micro-batches of fewer than {sequences} sequences (config.pack.sequences)"
+    found.append((own["accumulate"], (
+      f"the gradient of a micro-batch takes {_size(own['accumulate'])} more: {change}"
+    )))  # fmt: skip
+  if "prefill" in notable:
+    found.append((own["prefill"], (
+      f"a prefill takes {_size(own['prefill'])} more: fewer rows than {e.prefill_rows[-1]}, or chunks shorter than "
+      f"{e.prefill_chunks[-1]} (config.engine.prefill_rows, config.engine.prefill_chunks)"
+    )))  # fmt: skip
+  return [sentence for _, sentence in sorted(found, reverse=True)] or [
+    "split the weights over more chips (config.mesh.fsdp)"
+  ]
+
+
+def _notes(settings: settings_lib.Settings, cfg: DecoderConfig, split: roofline.Split) -> list[str]:
+  """What the figures do not say."""
+  notes = []
+  if split != (1, 1, 1) and _samples(settings):
+    notes.append(
+      "the sampler splits its weights only: its cache lies whole on every chip, and all chips decode the "
+      "same rows, so that more of them give it no more slots"
+    )
+  if cfg.kv_heads % split.tensor:
+    notes.append(
+      f"{cfg.kv_heads} key-value heads cannot be split over tensor {split.tensor}: every chip of that axis holds "
+      "all of them"
+    )
+  if settings.extracts:
+    notes.append("the extractor's model is not in this plan (config.extractor)")
+  if settings.hints and not settings.agent.remote.url:
+    notes.append("the agent's model is not in this plan (config.agent)")
+  return notes
+
+
+# To read.
+
+
+def table(plans: Sequence[Plan]) -> list[str]:
+  """One line a topology, then the programs of each and what is to be said about it."""
+  lines = [_line(_COLUMNS)]
+  for plan in plans:
+    compiled = sum(program.compile_s for program in plan.programs.values())
+    lines.append(
+      _line(
+        (
+          plan.topology,
+          str(plan.chips),
+          "x".join(map(str, plan.split)),
+          f"{_size(plan.need)} of {_size(plan.capacity)}",
+          "yes" if plan.fits else "no",
+          _seconds(plan.step_s),
+          "-" if plan.decode_tokens_s is None else f"{plan.decode_tokens_s:,.0f}",
+          str(plan.context),
+          str(plan.slots),
+          f"{compiled:.0f}",
+        )
+      )
+    )
+  for plan in plans:
+    parts = ", ".join(f"{part} {_size(size)}" for part, size in plan.resident.items())
+    lines += ["", f"{plan.topology}, a chip: resident {parts}", _line(_PARTS)]
+    for name, one in plan.programs.items():
+      sizes = (one.arguments, one.temporaries, one.outputs, one.aliased)
+      shown = [_size(size) if one.compiled else "too large" for size in sizes]
+      work = (f"{one.flops / 1e12:.3g}", _size(one.memory), _size(one.sent), _seconds(one.seconds))
+      lines.append(_line((name, *shown, _size(one.need), *work, f"{one.compile_s:.0f}")))
+    lines += [f"change: {sentence}" for sentence in plan.change]
+    lines += [f"note: {sentence}" for sentence in plan.notes]
+  return lines
+
+
+_COLUMNS = (
+  "topology", "chips", "mesh", "needs", "fits", "step s", "tokens/s", "context", "slots", "compile s",
+)  # fmt: skip
+_PARTS = (
+  "program", "arguments", "temporaries", "outputs", "aliased", "needs", "TFLOP", "moves", "sends",
+  "seconds", "compile s",
+)  # fmt: skip
+
+
+def _line(cells: Sequence[str]) -> str:
+  return f"| {' | '.join(cells)} |"
+
+
+def _size(size: float) -> str:
+  return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def _seconds(seconds: float | None) -> str:
+  return "-" if seconds is None else f"{seconds:.3g}"
