@@ -30,7 +30,7 @@ _FIELDS = {"goal", "seen", "hint", "alone", "hinted", "task"}
 
 @dataclasses.dataclass(frozen=True)
 class Hint:
-  """One experience. `alone`, `hinted`: share of the agent's episodes that succeeded without and with it."""
+  """One experience. `alone`, `hinted`: R, the agent's success or score in [0, 1], without and with it."""
 
   goal: str
   seen: str

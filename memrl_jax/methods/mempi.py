@@ -28,7 +28,7 @@ from memrl_jax.methods.mempi_config import MempiConfig
 from memrl_jax.ops import counterfactual
 from memrl_jax.rollout.lessons import Lesson
 from memrl_jax.rollout.trial import Context, Generate, Program, Reading, play, write_tip
-from memrl_jax.types import Memo, Message, Sample, Trial, Turn
+from memrl_jax.types import Attempt, Memo, Message, Sample, Trial, Turn
 
 GATHER, ABSTAIN, SPEAK = "gather", "abstain", "speak"  # Trial.mode; "" decides by itself
 
@@ -71,14 +71,13 @@ def context(hinting: Hinting, log: AttemptLog) -> tuple[str, str]:
 async def consult(ctx: Context, log: AttemptLog) -> tuple[Memo, ...]:
   """The hint for what the agent sees now, () if it is given none; adds the decision's turn and the hint's."""
   hinting, mode, step = ctx.prompts.extract.hinting, ctx.trial.mode, len(log.steps)
-  goal, seen = context(hinting, log)
   forced = {ABSTAIN: hinting.abstain, SPEAK: hinting.speak}.get(mode, "")
   answer = await ctx.ask(
     Generate(
       "advise",
       log.index,
       step,
-      lambda view: _with(hinting.hint(goal, seen), log.now.images),
+      lambda view: _with(hinting.hint(log.initial.goal, hinting.seen(view)), log.now.images),
       View((), log),
       forced=forced,
       whole=mode == ABSTAIN,
@@ -146,17 +145,17 @@ async def gather(ctx: Context, config: MempiConfig) -> None:
 def experience(config: MempiConfig, trials: Sequence[Trial]) -> list[hintbank.Hint]:
   """What the trials of a gathering say; the agent alone is judged by all trials of its task."""
   done = [one for one in trials if one.void is None and one.mode == GATHER]
-  alone: dict[tuple[str, int], list[bool]] = {}
+  alone: dict[tuple[str, int], list[float]] = {}
   for one in done:
-    wins = [attempt.success for attempt in one.attempts[: config.episodes]]
-    alone.setdefault((one.task, one.seed), []).extend(wins)
+    first = one.attempts[: config.episodes]
+    alone.setdefault((one.task, one.seed), []).append(worth(config, first))
   hints = []
   for one in done:
     if one.tip:
       goal, _, seen = one.subgroup.partition("\n\0")
-      with_it = [attempt.success for attempt in one.attempts[config.episodes :]]
       rate = float(np.mean(alone[one.task, one.seed]))
-      hints.append(hintbank.Hint(goal, seen, one.tip, rate, float(np.mean(with_it)), one.task))
+      hinted = worth(config, one.attempts[config.episodes :])
+      hints.append(hintbank.Hint(goal, seen, one.tip, rate, hinted, one.task))
   return hints
 
 
@@ -197,7 +196,7 @@ def credit(config: MempiConfig, trials: Sequence[Trial], longest: int) -> dict[s
   for n, members in enumerate(groups.values()):
     for j, one in members.items():
       if one.void is None:
-        mask_NJ[n, j], return_NJ[n, j] = True, worth(config, one)
+        mask_NJ[n, j], return_NJ[n, j] = True, worth(config, one.attempts)
         length_NJ[n, j] = hint_tokens(one)
   reward_NJ = counterfactual.regularised(
     return_NJ, length_NJ, weight=config.brevity, longest=longest
@@ -253,11 +252,9 @@ def _asides(one: Trial) -> list[Turn]:
   return [turn for turn in one.turns if turn.phase == "advise"]
 
 
-def worth(config: MempiConfig, one: Trial) -> float:
-  """R(x, m): the mean over the agent's episodes."""
-  if config.reward == "score":
-    return float(np.mean([attempt.score for attempt in one.attempts]))
-  return float(np.mean([attempt.success for attempt in one.attempts]))
+def worth(config: MempiConfig, episodes: Sequence[Attempt]) -> float:
+  """R(x, m): the mean over the agent's episodes of its success or its score."""
+  return float(np.mean([getattr(episode, config.reward) for episode in episodes]))
 
 
 def hint_tokens(one: Trial) -> int:

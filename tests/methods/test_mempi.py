@@ -249,6 +249,16 @@ def test_each_term_is_a_weighted_mean_over_its_tokens(run):
 # The bank.
 
 
+def test_hints_are_judged_by_what_the_run_is_paid_for():
+  attempts = [Attempt(False, score, 0.0, 1) for score in (0.25, 0.5)]
+  one = Trial(
+    "lab", 1, 0, 0, [], attempts, mode="gather", task="t", tip="go", subgroup="goal\n\0seen"
+  )
+  for reward, helped in (("success", False), ("score", True)):
+    (made,) = mempi.experience(MempiConfig(gather=1, reward=reward), [one])
+    assert made.helped is helped
+
+
 def test_the_agent_alone_is_judged_by_all_trials_of_its_task():
   def one(index, seed, alone, hinted, tip="go", void=None):
     wins = [Attempt(won, float(won), 0.0, 1) for won in (alone, hinted)]
