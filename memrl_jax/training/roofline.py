@@ -178,13 +178,15 @@ def prefill(
 ) -> Work:
   """A chunk of every row behind `columns` cached ones. Every data shard computes the same rows.
 
-  Scores and softmax weights, float32, are written and read: this attention is no kernel.
+  Scores and softmax weights, float32, are written and read: this attention is no kernel. Of the last
+  layer only the keys and values are wanted.
   """
-  layer, L, tokens = _layer(cfg), cfg.layers, rows * chunk
-  pairs = tokens * (columns + chunk)
-  flops = 2 * tokens * L * layer.weights + 4 * L * cfg.heads * cfg.head_dim * pairs
-  scores = 4 * 4 * L * cfg.heads * pairs
-  weights = itemsize * L * layer.weights
+  layer, whole, tokens = _layer(cfg), cfg.layers - 1, rows * chunk
+  pairs = whole * tokens * (columns + chunk)
+  read = whole * layer.weights + layer.qkv
+  flops = 2 * tokens * read + 4 * cfg.heads * cfg.head_dim * pairs
+  scores = 4 * 4 * cfg.heads * pairs
+  weights = itemsize * read
   cached = kept(cfg, itemsize) * rows * (columns + chunk)
   return Work(
     flops / split.weights, weights / split.weights + (cached + scores) / split.tensor, 0.0

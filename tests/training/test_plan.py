@@ -1,0 +1,193 @@
+"""What a plan counts by hand, against XLA's own count of one layer, and a whole plan on CPU."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import base, run
+from memrl_jax.models import policy
+from memrl_jax.models.config import DecoderConfig
+from memrl_jax.rollout import pack
+from memrl_jax.sampling import engine
+from memrl_jax.training import ahead, mesh, objective, plan, roofline, step
+
+# One layer: XLA counts the body of a scan once. Wide, so that norms and softmax are small beside matmuls.
+CFG = DecoderConfig.tiny(2048, dim=256, layers=1, heads=4, kv_heads=2, head_dim=64, mlp_dim=1024)
+PACK = pack.PackConfig(sequences=2, length=64, rows=2, response=16)
+ONE = roofline.Split(1, 1, 1)
+FIELDS = {
+  "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 32, "head_dim": 16,
+  "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32,
+  "vocab_size": 64, "rope_theta": 1000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def counted(lowered):
+  return lowered.cost_analysis()["flops"]
+
+
+@pytest.mark.parametrize("remat", ["none", "some", "all"])
+def test_the_flops_of_a_gradient_are_those_that_xla_counts_in_one_layer(remat):
+  how = {"none": False, "some": "some", "all": True}[remat]
+  chips = mesh.make(mesh.MeshConfig(), jax.devices()[:1])
+  tx = step.optimiser(step.OptimConfig(), 1)
+  one = step.Trainer(CFG, objective.LossConfig(), tx, chips, max_tokens=16, remat=how)
+  xla = counted(one.lower({"policy": policy.shapes(CFG)}, pack.empty(PACK)))
+  ours = roofline.accumulate(CFG, PACK, ONE, 4, remat=remat, trained=CFG.parameters).flops
+  assert ours == pytest.approx(xla, rel=0.04)
+
+
+def test_the_flops_of_prefill_and_of_a_decoding_step_are_those_that_xla_counts_in_two():
+  cfg, columns = dataclasses.replace(CFG, layers=2), 96
+  kv = jax.eval_shape(lambda: policy.empty_kv(cfg, 4, columns))
+  i32 = lambda *shape: jax.ShapeDtypeStruct(shape, np.int32)  # noqa: E731
+  weights = jax.eval_shape(lambda: policy.decode_weights(policy.init(jax.random.key(0), cfg), cfg))
+  fresh = jax.eval_shape(lambda: policy.empty_kv(cfg, 4, 1))
+  decode = jax.jit(policy.decode, static_argnums=1).lower(
+    weights, cfg, kv, i32(4), fresh, i32(), i32(4)
+  )
+  assert roofline.decode(cfg, 4, 1, columns, ONE, 4).flops == pytest.approx(
+    counted(decode), rel=0.04
+  )
+  stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), kv[0])
+  params = policy.shapes(cfg)
+  prefill = jax.jit(policy.prefill, static_argnums=1).lower(
+    params, cfg, stacked, i32(4), i32(4, 32)
+  )
+  ours = roofline.prefill(cfg, 4, 32, columns, ONE, 4).flops
+  assert ours == pytest.approx(counted(prefill), rel=0.04)
+
+
+def test_a_token_sees_as_many_keys_as_a_loop_counts():
+  cfg = dataclasses.replace(CFG, layers=3, sliding_window=5, global_every=3)
+  for T in (3, 5, 12):
+    local = sum(min(i + 1, 5) for i in range(T)) / T
+    whole = sum(i + 1 for i in range(T)) / T
+    assert roofline.seen(cfg, T) == pytest.approx(2 * local + whole)
+
+
+def test_splitting_shares_the_work_and_only_then_is_anything_sent():
+  def work(*split):
+    return roofline.accumulate(
+      CFG, PACK, roofline.Split(*split), 4, remat="all", trained=CFG.parameters
+    )
+
+  whole = work(1, 1, 1)
+  assert whole.sent == 0
+  for split in ((2, 1, 1), (1, 2, 1), (1, 1, 2)):
+    assert 2 * work(*split).flops == pytest.approx(whole.flops)
+    assert work(*split).sent > 0
+  # AdamW moves 28 bytes a weight: 3 numbers read and written, a gradient read.
+  assert roofline.apply(ONE, 1000).memory == 28_000
+  # 459 TFLOP at 459 TFLOP/s and 5530 GB at 2765 GB/s: the memory is the roof.
+  assert roofline.Work(459e12, 5530e9, 0).seconds(roofline.CHIPS["v5p"]) == pytest.approx(2.0)
+
+
+def test_the_room_for_the_cache_is_used_to_the_last_slot_and_column():
+  token, other, capacity = 100, 70_000, 1_000_000
+
+  def need(slots, columns, rows=2, steps=8):
+    cache = other + token * slots * (columns + steps)
+    return {
+      "accumulate": cache + 1000,
+      "prefill": cache + token * rows * columns,
+      "decode": cache + token * slots * columns,
+    }
+
+  config = engine.EngineConfig(4, (64,), prefill_rows=(2,))
+  columns, slots = plan.room(need(4, 64), capacity, config, token)
+  assert max(need(slots, 64).values()) <= capacity < max(need(slots + 1, 64).values())
+  assert max(need(4, columns).values()) <= capacity < max(need(4, columns + 1).values())
+  # Nothing is left where everything else fills the chip.
+  assert plan.room(need(4, 64), other, config, token) == (0, 0)
+
+
+@pytest.fixture
+def model(tmp_path):
+  (tmp_path / "model").mkdir()
+  (tmp_path / "model" / "config.json").write_text(json.dumps(FIELDS))
+  return tmp_path / "model"
+
+
+def arguments(model, *more):
+  return [
+    "--config=experiments/lamer_darkroom.py:smoke", "--mode=plan", f"--config.model.checkpoint={model}",
+    f"--workdir={model.parent / 'run'}", *more,
+  ]  # fmt: skip
+
+
+def test_a_plan_of_what_is_here_stands_in_the_folder_and_fails_where_it_does_not_fit(
+  model, monkeypatch, capsys
+):
+  here = arguments(model, "--topology=here", "--config.mesh.data=-1", "--config.engine.slots=4")
+  make, kept = plan.make, []
+  monkeypatch.setattr(plan, "make", lambda *given: kept.append(make(*given)) or kept[-1])
+  assert run.main(here) == 0
+  made = json.loads((model.parent / "run" / "plan.json").read_text())["plans"][0]
+  assert made["chips"] == jax.device_count() and made["fits"] and not made["change"]
+  assert set(made["programs"]) == {"accumulate", "apply", "prefill", "decode"}
+  weights, apply = 4 * made["parameters"], made["programs"]["apply"]
+  assert made["resident"]["weights"] == weights
+  assert 2 * weights <= made["resident"]["moments"] <= 2 * weights + 64  # and counts of steps
+  # What a gradient needs: what the compiler says, and what lies there and is no argument of it.
+  one, others = made["programs"]["accumulate"], ("moments", "start", "sliced", "cache")
+  assert one["need"] == (
+    one["arguments"] + one["temporaries"] + one["outputs"] - one["aliased"]
+    + sum(made["resident"][part] for part in others)
+  )  # fmt: skip
+  # A slot keeps a key and a value of 16 numbers in each of 128 + 8 columns, on every device.
+  assert made["resident"]["cache"] == 4 * (128 + 8) * 2 * 16 * 4
+  # The state is donated: weights and moments are written where they were.
+  assert 3 * weights <= apply["aliased"] <= 3 * weights + 64
+  monkeypatch.setattr(plan, "make", lambda *_: kept[0]._replace(fits=False, change=["fewer"]))
+  capsys.readouterr()
+  assert run.main(here) == 1
+  assert "change: fewer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  "more, said",
+  [
+    ((), "--mode=plan and --topology belong together"),
+    (("--topology=h100:8",), "topology 'h100:8' is not known"),
+    (
+      ("--topology=here", "--config.mesh.data=-1", "--config.mesh.fsdp=3"),
+      "cannot be split into fsdp 3 x tensor 1",
+    ),
+    (("--topology=here",), "set config.mesh.data to 4, or -1"),
+    (("--topology=here", "--config.mesh.data=-1", "--config.pack.sequences=6"), "6 sequences"),
+  ],
+)
+def test_what_cannot_be_planned_is_said_in_one_sentence(model, capsys, more, said):
+  assert run.main(arguments(model, *more)) == 2
+  assert said in capsys.readouterr().err
+  assert not (model.parent / "run").exists()
+
+
+def test_what_does_not_fit_is_told_what_to_change():
+  experiment = run.load("experiments/lamer_sokoban.py:paper", [])
+  settings = base.settings(experiment.config)
+  sizes = {"weights": 4, "moments": 8, "start": 4, "sliced": 4, "cache": 1}
+
+  def said(capacity, split=(1, 1, 1), **needs):
+    programs = {
+      name: plan.Program(True, need, *(0,) * 7, None, 0.0) for name, need in needs.items()
+    }
+    shape = roofline.Split(*split)
+    made = plan.Plan("x", 1, shape, 1, capacity, sizes, programs, 0, False, None, 1, None, 0, 3, [], [])  # fmt: skip
+    return plan.advice(made, settings)
+
+  assert "config.mesh.fsdp" in said(20, accumulate=21)[0]
+  assert "config.pack.sequences" in said(100, accumulate=121)[0]
+  assert "config.mesh.tensor" in said(100, (8, 1, 1), accumulate=121)[0]
+  assert "config.engine.prefill_rows" in said(100, prefill=121)[0]
+  assert "at most 3 slots" in said(100, decode=121)[0]
+
+
+def test_nothing_is_compiled_for_a_topology_before_all_are_known(model, monkeypatch):
+  monkeypatch.setattr(ahead, "compiled", lambda *_: pytest.fail("compiled"))
+  wrong = arguments(model, "--topology=here,nowhere", "--config.mesh.data=-1")
+  assert run.main(wrong) == 2
