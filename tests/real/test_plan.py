@@ -40,7 +40,8 @@ def test_a_chip_holds_its_part_of_the_weights_and_the_programs_hold_the_kernels(
     return program, seconds
 
   monkeypatch.setattr(ahead, "compiled", remembered)
-  made = plan.make(settings(checkpoint, "mesh.fsdp=2", "mesh.tensor=2"), "v5e:2x2")
+  wanted = settings(checkpoint, "mesh.fsdp=2", "mesh.tensor=2")
+  made = plan.make(wanted, "v5e:2x2")
   assert made.fits and made.chips == 4 and made.split == (1, 2, 2)
   # Norms are not split; everything else is, four ways.
   weights = made.parameters * 4 / 4
@@ -56,6 +57,10 @@ def test_a_chip_holds_its_part_of_the_weights_and_the_programs_hold_the_kernels(
     assert program.seconds == max(
       program.flops / 197e12, program.memory / 819e9, program.sent / 200e9
     )
+  # 16 slots decode 8 tokens each in the seconds of a round.
+  e = wanted.engine
+  rate = e.slots * e.round_steps / made.programs["decode"].seconds
+  assert (e.slots, e.round_steps, made.decode_tokens_s) == (16, 8, pytest.approx(rate))
   kernels = ("segment_attention", "token_logprob_backward", "decode_attention")
   assert [[k for k in kernels if f"/{k}" in text] for text in texts] == [
     [], ["segment_attention", "token_logprob_backward"], [], [], ["decode_attention"],

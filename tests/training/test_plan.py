@@ -86,18 +86,20 @@ def test_splitting_shares_the_work_and_only_then_is_anything_sent():
   assert roofline.Work(459e12, 5530e9, 0).seconds(roofline.CHIPS["v5p"]) == pytest.approx(2.0)
 
 
-def test_the_room_for_the_cache_is_used_to_the_last_slot_and_column():
-  token, other, capacity = 100, 70_000, 1_000_000
+@pytest.mark.parametrize("rows, gradient", [(2, 1000), (2, 500_000), (90, 1000)])
+def test_the_room_for_the_cache_is_used_to_the_last_slot_and_column(rows, gradient):
+  """Where decoding, the gradient or a prefill of many rows needs most."""
+  token, other, capacity, steps = 100, 70_000, 1_000_000, 8
 
-  def need(slots, columns, rows=2, steps=8):
+  def need(slots, columns):
     cache = other + token * slots * (columns + steps)
     return {
-      "accumulate": cache + 1000,
+      "accumulate": cache + gradient,
       "prefill": cache + token * rows * columns,
       "decode": cache + token * slots * columns,
     }
 
-  config = engine.EngineConfig(4, (64,), prefill_rows=(2,))
+  config = engine.EngineConfig(4, (64,), prefill_rows=(rows,))
   columns, slots = plan.room(need(4, 64), capacity, config, token)
   assert max(need(slots, 64).values()) <= capacity < max(need(slots + 1, 64).values())
   assert max(need(4, columns).values()) <= capacity < max(need(4, columns + 1).values())
