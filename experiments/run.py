@@ -275,7 +275,7 @@ def _connected(settings: Any, trains: bool) -> Iterator[Any]:
 def check(settings: Any, *, models: bool = True) -> None:
   """What a run needs from disk: its `models` and its panel. ValueError says what is wrong with them."""
   from memrl_jax.envs import panel as panels
-  from memrl_jax.memory import transfer
+  from memrl_jax.memory import hintbank, transfer
   from memrl_jax.models import lora, weights
   from memrl_jax.training import learner
 
@@ -291,7 +291,8 @@ def check(settings: Any, *, models: bool = True) -> None:
       said = str(error).replace("(config.model", f"({place}model")
       raise ValueError(said.replace("(config.lora", f"({place}lora")) from None
   if getattr(settings.method, "bank", ""):
-    transfer.read_entries(settings.method.bank)
+    read = hintbank.read if settings.hints else transfer.read_entries
+    read(settings.method.bank)
   panel = panels.load(settings.eval.panel)
   if panel.env != settings.env.name:
     raise ValueError(
