@@ -181,10 +181,10 @@ def _work(
   trained = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model.state.params))
   forwards = (settings.loss.old_logps == "trainer") + bool(settings.loss.kl_coef)
   once = roofline.score(cfg, p, split, size)
-  remat = settings.model.remat
+  more = {"remat": settings.model.remat, "critic": "critic" in model.state.params}
   return work | {
     "score": roofline.Work(*(forwards * x for x in once)),
-    "accumulate": roofline.accumulate(cfg, p, split, size, remat=remat, trained=trained),
+    "accumulate": roofline.accumulate(cfg, p, split, size, trained=trained, **more),
     "apply": roofline.apply(split, trained),
   }
 

@@ -120,14 +120,20 @@ def accumulate(
   *,
   remat: str,
   trained: int,
+  critic: bool = False,
 ) -> Work:
   """The gradient of one micro-batch, added to the others: `trained` numbers of 4 bytes.
 
-  Backward: twice the matmuls, 5 matmuls of attention for 2 (scores again), and the logits again.
+  Backward: twice the matmuls, 5 matmuls of attention for 2 (scores again), and the logits again. A critic
+  is one more body, without logits.
   """
   layer = _layer(cfg)
   again = {"none": 0, "some": layer.qkv + layer.out, "all": layer.qkv + layer.out + layer.wide}
-  work = _pass(cfg, config, split, itemsize, forward=1, again=again[remat], backward=1)
+  bodies = [
+    _pass(cfg, config, split, itemsize, forward=1, again=again[remat], backward=1, scored=scored)
+    for scored in ((True, False) if critic else (True,))
+  ]
+  work = Work(*map(sum, zip(*bodies, strict=True)))
   own, other = 4 * trained / split.weights, 4 * trained / split.tensor
   # A gradient is written, cut to the chip's own part, and added to the sum.
   sent = other * (split.fsdp - 1) / split.fsdp + 2 * own * (split.data - 1) / split.data
@@ -143,18 +149,20 @@ def _pass(
   forward: int,
   again: int,
   backward: int,
+  scored: bool = True,
 ) -> Work:
-  """`again`: weights of a layer whose matmuls the backward pass computes once more."""
+  """`again`: weights of a layer whose matmuls the backward pass computes once more; `scored`: with logits."""
   layer, L = _layer(cfg), cfg.layers
   tokens = config.sequences * config.length / split.rows
-  scored = config.sequences * min(config.length, config.rows * config.response) / split.rows
+  words = cfg.vocab if scored else 0
+  targets = config.sequences * min(config.length, config.rows * config.response) / split.rows
   passes = forward + 2 * backward
   matmuls = 2 * tokens * L * (passes * layer.weights + again)
   pairs = tokens * seen(cfg, config.length)
   attention = 4 * cfg.heads * cfg.head_dim * pairs * (forward + 2.5 * backward)
-  logits = 2 * scored * cfg.dim * cfg.vocab * (passes + backward)
+  logits = 2 * targets * cfg.dim * words * (passes + backward)
   reads = passes + (again > 0)
-  weights = itemsize * (L * layer.weights + cfg.dim * cfg.vocab) / split.tensor
+  weights = itemsize * (L * layer.weights + cfg.dim * words) / split.tensor
   moved = 2 * itemsize * tokens * L * (layer.whole + layer.cut / split.tensor)
   gathers = weights * (forward + backward) * (split.fsdp - 1) / split.fsdp
   # Two sums over the tensor axis a layer and pass, of which the recomputation needs the first only.

@@ -29,14 +29,20 @@ def counted(lowered):
   return lowered.cost_analysis()["flops"]
 
 
-@pytest.mark.parametrize("remat", ["none", "some", "all"])
-def test_the_flops_of_a_gradient_are_those_that_xla_counts_in_one_layer(remat):
+@pytest.mark.parametrize(
+  "remat, critic", [("none", False), ("some", False), ("all", False), ("all", True)]
+)
+def test_the_flops_of_a_gradient_are_those_that_xla_counts_in_one_layer(remat, critic):
   how = {"none": False, "some": "some", "all": True}[remat]
   chips = mesh.make(mesh.MeshConfig(), jax.devices()[:1])
   tx = step.optimiser(step.OptimConfig(), 1)
   one = step.Trainer(CFG, objective.LossConfig(), tx, chips, max_tokens=16, remat=how)
-  xla = counted(one.lower({"policy": policy.shapes(CFG)}, pack.empty(PACK)))
-  ours = roofline.accumulate(CFG, PACK, ONE, 4, remat=remat, trained=CFG.parameters).flops
+  params = {"policy": policy.shapes(CFG)}
+  if critic:
+    params["critic"] = jax.eval_shape(lambda p: step.init_critic(p, CFG), params["policy"])
+  xla = counted(one.lower(params, pack.empty(PACK)))
+  trained = CFG.parameters  # does not count here
+  ours = roofline.accumulate(CFG, PACK, ONE, 4, remat=remat, trained=trained, critic=critic).flops
   assert ours == pytest.approx(xla, rel=0.04)
 
 
