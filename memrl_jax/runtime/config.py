@@ -32,6 +32,14 @@ class RuntimeConfig:
   write_tries: int = 5
 
   def __post_init__(self):
+    if self.episodic.build == "facts":
+      raise ValueError(
+        'a service does not compare facts; choose another build, such as "trajectory" (--set=build=...)'
+      )
+    if self.episodic.gamma > 0 and not self.episodic.trace:
+      raise ValueError(
+        "feedback names no next query, so gamma would do nothing; set trace above 0, or gamma to 0 (--set)"
+      )
     if not 0 < self.reward < math.inf:
       raise ValueError(f"reward is {self.reward}; give the largest size of one, above 0")
     _at_least_one(self, "suggestions", "task", "trajectory", "write_workers", "write_tries")
@@ -75,14 +83,6 @@ class ServiceConfig:
     for name, allowed in (("task", ("last", "first")), ("place", ("system", "user"))):
       if getattr(self, name) not in allowed:
         raise ValueError(f"{name} is {getattr(self, name)!r}; choose {' or '.join(allowed)}")
-    if self.episodic.build == "facts":
-      raise ValueError(
-        'a service does not compare facts; choose another build, such as "trajectory" (--set=build=...)'
-      )
-    if self.episodic.gamma > 0 and not self.episodic.trace:
-      raise ValueError(
-        "feedback names no next query, so gamma would do nothing; set trace above 0, or gamma to 0 (--set)"
-      )
     _at_least_one(self, "burst", "inflight", "body", "import_body", "snapshots")
     for name in ("rate", "body_s", "connect_s", "read_s"):
       if not 0 < getattr(self, name) < math.inf:

@@ -280,3 +280,11 @@ def test_old_suggestions_are_forgotten_but_none_whose_outcome_waits(tmp_path, mo
   left = [n for n in range(8) if table.get(f"s{n}")]
   assert left == [0, 5, 6, 7]
   table.close()
+
+
+@pytest.mark.parametrize(
+  "options,said", [({"build": "facts", "update": "vanilla"}, "does not compare facts"), ({"gamma": 0.9}, "names no next query")]
+)  # fmt: skip
+def test_what_a_service_cannot_do_is_refused(options, said):
+  with pytest.raises(ValueError, match=said):
+    runtime.RuntimeConfig(episodic=EpisodicConfig(**options))
