@@ -28,6 +28,7 @@ from memrl_jax.envs import browser_text
 PREFIX, LOCK = "memrl_browser_", "memrl_jax.lock"
 ROOM = 39  # of a temporary folder's name: with the rest it makes 107, the longest name of a socket
 # The shell has no window around its pages, and needs half the memory and a third of the time.
+LIBRARY = "/usr/lib/chromium"  # where Debian has the program behind that script
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 FLAGS = (
   "--disable-gpu",
@@ -42,12 +43,15 @@ FLAGS = (
 def executable(named: str) -> str:
   """The browser's program: the one named, or the first of NAMES on the PATH.
 
+  Debian's headless shell is a script that starts the program and waits; a signal to it would not reach the
+  browser, so the program itself is taken.
+
   Raises:
     ValueError: there is none.
   """
   for name in [named] if named else NAMES:
     if found := shutil.which(name):
-      return found
+      return (name == NAMES[0] and shutil.which(name, path=LIBRARY)) or found
   raise ValueError(
     f"there is no browser {named or ', '.join(NAMES)} on the PATH: apt-get install chromium-headless-shell "
     "(or chromium), or name the program of one (config.env.executable)"
