@@ -360,9 +360,11 @@ def _export(
   arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path, client: None
 ) -> int:
   """Writes the weights of a checkpoint as a Hugging Face directory inside the run folder."""
-  from memrl_jax.training import loop
+  from memrl_jax.training import export
 
-  return _in_folder(arguments, experiment, settings, path, loop.export_checkpoint, "exported", True)
+  return _in_folder(
+    arguments, experiment, settings, path, export.export_checkpoint, "exported", True
+  )
 
 
 def _plan(

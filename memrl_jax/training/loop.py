@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-import shutil
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +18,6 @@ import numpy as np
 from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import mix, pool
-from memrl_jax.models import tiny, weights
 from memrl_jax.rollout import collect, credit, lessons, pack, policies
 from memrl_jax.sampling import engine, images, remote
 from memrl_jax.training import (
@@ -520,34 +518,3 @@ def evaluate_checkpoint(
   report.write_report(run_folder)
   if void:
     raise ValueError(void)
-
-
-def export_checkpoint(
-  settings: Settings, run_folder: folder.RunFolder, step: int | None
-) -> pathlib.Path:
-  """--mode=export: the policy of a checkpoint as a Hugging Face directory, adapters merged in.
-
-  So is the extractor, in a directory beside it. The tokenizer goes along, so that transformers, a server
-  or config.model.checkpoint reads it back.
-  """
-  run = Run(settings)
-  with checkpoint.Checkpoints(
-    run_folder.checkpoints, keep=settings.train.keep, keep_every=None
-  ) as saved:
-    done = run.load(saved, step, memory=False)
-  path = _export(run.actor, run_folder.path / f"export-{done:06d}")
-  if run.extractor is not None:
-    _export(run.extractor.model, run_folder.path / f"export-{done:06d}-extractor")
-  run.close()
-  return path
-
-
-def _export(model: learner.Learner, path: pathlib.Path) -> pathlib.Path:
-  source, dtype = model.parts.model.directory(), model.parts.model.dtype
-  is_tiny = tiny.is_tiny(source)
-  goes_along = None if is_tiny else source
-  weights.save_directory(path, model.cfg, model.params, dtype=dtype, source=goes_along)
-  if is_tiny:
-    for file in (*tiny.tokenizer_directory().iterdir(), source / tiny.MARK):
-      shutil.copy(file, path)
-  return path
