@@ -40,6 +40,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 WAIT_S = 60  # for processes to end, on a crowded machine; they take about one second
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ended():
+  """Until Playwright stops, its event loop counts as running in this thread, where other tests want their own."""
+  yield
+  if browser_engine._engine is not None:
+    browser_engine._engine._playwright.stop()
+    browser_engine._engine.close()
+    browser_engine._forget()
+
+
 @pytest.fixture
 def opened():
   made = []
