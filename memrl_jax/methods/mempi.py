@@ -28,7 +28,7 @@ from memrl_jax.methods.mempi_config import MempiConfig
 from memrl_jax.ops import counterfactual
 from memrl_jax.rollout.lessons import Lesson
 from memrl_jax.rollout.trial import Context, Generate, Program, Reading, play, write_tip
-from memrl_jax.types import Attempt, Memo, Message, Sample, Trial, Turn
+from memrl_jax.types import Attempt, Memo, Message, Sample, Story, Trial, Turn
 
 GATHER, ABSTAIN, SPEAK = "gather", "abstain", "speak"  # Trial.mode; "" decides by itself
 
@@ -134,7 +134,8 @@ async def gather(ctx: Context, config: MempiConfig) -> None:
     log = AttemptLog(number, await ctx.open())
     hint = (Memo(0, 0, ctx.trial.tip, 0.0, 0.0),) if ctx.trial.tip else ()
     if number == 0:
-      ctx.trial.subgroup = "\n\0".join(context(ctx.prompts.extract.hinting, log))
+      goal, seen = context(ctx.prompts.extract.hinting, log)
+      ctx.trial.story = Story(goal, seen, (), [])
     await play(ctx, log, (), "reflection_only", reading=Reading(lambda log: "", given=hint))
     if number == config.episodes - 1:
       await write_tip(ctx, log)
@@ -152,7 +153,7 @@ def experience(config: MempiConfig, trials: Sequence[Trial]) -> list[hintbank.Hi
   hints = []
   for one in done:
     if one.tip:
-      goal, _, seen = one.subgroup.partition("\n\0")
+      goal, seen = one.story.scope, one.story.query
       rate = float(np.mean(alone[one.task, one.seed]))
       hinted = worth(config, one.attempts[config.episodes :])
       hints.append(hintbank.Hint(goal, seen, one.tip, rate, hinted, one.task))

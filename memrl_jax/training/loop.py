@@ -35,14 +35,8 @@ from memrl_jax.training.settings import Settings
 from memrl_jax.types import Trial
 
 MASKED_ALARM = 0.2  # share of masked tokens that is worth a word
-TRAIN, EVALUATE, SHUFFLE, MODE, TASKS, STUDY = (
-  0,
-  1,
-  2,
-  3,
-  4,
-  5,
-)  # streams of randomness under the run's seed
+# Streams of randomness under the run's seed.
+TRAIN, EVALUATE, SHUFFLE, MODE, TASKS, STUDY = range(6)
 
 
 def plan(settings: Settings, update: int) -> list[Trial]:
@@ -195,9 +189,9 @@ class Run:
     turns = [turn for trial in trials if trial.void is None for turn in trial.turns]
     if "critic" in self.actor.state.params:
       self.actor.values([turn for turn in turns if len(turn.sample.ids)])
-    unscored = [turn for turn in turns if np.isnan(turn.sample.logps).any()]  # nobody sampled them
-    if unscored:
-      self.actor.rescore(unscored)
+    forced = [turn for turn in turns if not turn.sampled]
+    if forced:
+      self.actor.rescore(forced)
     numbers = self.method.credit(trials)
     if not self.method.trains(update):
       return numbers

@@ -15,7 +15,7 @@ from memrl_jax.methods import mempi
 from memrl_jax.methods.mempi_config import MempiConfig
 from memrl_jax.rollout import collect, lessons, policies
 from memrl_jax.training import loop
-from memrl_jax.types import Attempt, Memo, Recall, Sample, Trial, Turn
+from memrl_jax.types import Attempt, Memo, Recall, Sample, Story, Trial, Turn
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +252,16 @@ def test_each_term_is_a_weighted_mean_over_its_tokens(run):
 def test_hints_are_judged_by_what_the_run_is_paid_for():
   attempts = [Attempt(False, score, 0.0, 1) for score in (0.25, 0.5)]
   one = Trial(
-    "lab", 1, 0, 0, [], attempts, mode="gather", task="t", tip="go", subgroup="goal\n\0seen"
+    "lab",
+    1,
+    0,
+    0,
+    [],
+    attempts,
+    mode="gather",
+    task="t",
+    tip="go",
+    story=Story("goal", "seen", (), []),
   )
   for reward, helped in (("success", False), ("score", True)):
     (made,) = mempi.experience(MempiConfig(gather=1, reward=reward), [one])
@@ -265,7 +274,7 @@ def test_the_agent_alone_is_judged_by_all_trials_of_its_task():
     made = Trial(
       "hints", seed, seed, index, [], wins, void, mode="gather", task=f"t{seed}", tip=tip
     )
-    made.subgroup = "goal\n\0seen"
+    made.story = Story("goal", "seen", (), [])
     return made
 
   trials = [one(0, 1, True, True), one(1, 1, False, True), one(2, 1, False, False),
