@@ -51,7 +51,7 @@ class LanguagePolicy:
   """A language model behind the sampling engine; `fit` says what happens to a prompt too long."""
 
   def __init__(
-    self, sampler: engine.Engine, text: chat.Chat, config: SamplingConfig, max_context: int
+    self, sampler: engine.Sampler, text: chat.Chat, config: SamplingConfig, max_context: int
   ):
     self._engine, self._chat, self._config, self._max_context = sampler, text, config, max_context
     self._waiting: dict[int, tuple[list[Message], base.View, np.ndarray, int]] = {}
@@ -80,6 +80,7 @@ class LanguagePolicy:
         top_p=config.top_p,
         top_k=config.top_k,
         stop=self._chat.stop_ids,
+        home=trial.group,
       )
     )
     self._waiting[ticket] = (messages, view, prompt, len(begun))

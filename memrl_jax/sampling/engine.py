@@ -16,7 +16,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,10 @@ _MAX_LEVEL = 2  # how often such waits may follow each other
 
 
 class Request(NamedTuple):
-  """One prompt and how to answer it. `key` is raw threefry key data, uint32 [2]."""
+  """One prompt and how to answer it. `key` is raw threefry key data, uint32 [2].
+
+  `home`: requests of one home are likely to begin alike (`replicas` keeps them together); -1: of none.
+  """
 
   key: np.ndarray
   prompt: np.ndarray
@@ -44,6 +47,7 @@ class Request(NamedTuple):
   top_p: float = 1.0
   top_k: int = 0
   stop: tuple[int, ...] = ()
+  home: int = -1
 
 
 class Completion(NamedTuple):
@@ -240,13 +244,7 @@ class Engine:
 
   def generate(self, requests: Sequence[Request]) -> list[Completion]:
     """Complete all requests, in their order."""
-    if self.pending:
-      raise ValueError(f"{self.pending} requests are in flight; generate needs an idle engine")
-    tickets = [self.submit(request) for request in requests]
-    finished: dict[int, Completion] = {}
-    while self.pending:
-      finished.update(self.run_round())
-    return [finished[ticket] for ticket in tickets]
+    return generate(self, requests)
 
   def run_round(self) -> list[tuple[int, Completion]]:
     """Admit, prefill, decode at most `round_steps` tokens a row; what has finished comes back."""
@@ -519,6 +517,32 @@ class Engine:
     self._ticket_S[slot] = -1
     ids, logps = self._ids_SC[slot, :done].copy(), self._logps_SC[slot, :done].copy()
     return ticket, Completion(ids, logps, finish)
+
+
+class Sampler(Protocol):
+  """What one caller drives: an `Engine`, or several as one (`replicas`)."""
+
+  config: EngineConfig
+
+  @property
+  def pending(self) -> int: ...
+  @property
+  def stats(self) -> Stats: ...
+  def submit(self, request: Request) -> int: ...
+  def run_round(self) -> list[tuple[int, Completion]]: ...
+  def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
+  def warmup(self) -> None: ...
+
+
+def generate(sampler: Sampler, requests: Sequence[Request]) -> list[Completion]:
+  """Complete all requests, in their order; ValueError while the sampler has others."""
+  if sampler.pending:
+    raise ValueError(f"{sampler.pending} requests are in flight; generate needs an idle engine")
+  tickets = [sampler.submit(request) for request in requests]
+  finished: dict[int, Completion] = {}
+  while sampler.pending:
+    finished.update(sampler.run_round())
+  return [finished[ticket] for ticket in tickets]
 
 
 def compiled() -> int:

@@ -64,9 +64,9 @@ class Extractor:
     )
     self._handed: tuple[int, Any] = (0, self.model.params)  # version, weights that serve
     self._sampling = self.config.sampling
-    self._advisor: engine.Engine | None = None
+    self._advisor: engine.Sampler | None = None
     if settings.method.questions:
-      self._advisor = engine.Engine(self.model.cfg, self.model.params, self.config.engine)
+      self._advisor = self.model.sampler(self.model.params)
     self._consistent = threading.Lock()  # around weights and their version
     self._stop, self._merges = threading.Event(), threading.Event()
     self._thread: concurrent.futures.ThreadPoolExecutor | None = None
@@ -89,7 +89,7 @@ class Extractor:
     if self._advisor is None:
       return None
     self.manager.advising, params = self._handed
-    self._advisor.set_params(params)
+    self.model.hand(self._advisor, params)
     return self.model.policy(self._sampling, self._advisor)
 
   # --- the schedule -------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Extractor:
     if not jobs:
       return
     version, params = self._handed
-    self.model.engine.set_params(params)  # starts afresh: nothing depends on what it did before
+    self.model.hand(self.model.engine, params)
     budget, requests, asked = self._sampling.reflect_tokens, [], []
     for job in jobs:
       messages = [Message(*message) for message in job.payload["messages"]]

@@ -17,8 +17,8 @@ import numpy as np
 
 from memrl_jax.models import lora, weights
 from memrl_jax.rollout import pack, policies
-from memrl_jax.sampling import engine, remote
-from memrl_jax.training import mesh, objective
+from memrl_jax.sampling import engine, remote, replicas
+from memrl_jax.training import handover, mesh, objective
 from memrl_jax.training import settings as settings_lib
 from memrl_jax.training import step as steps
 from memrl_jax.types import Turn
@@ -34,6 +34,7 @@ class Parts(Protocol):
   optim: steps.OptimConfig
   pack: pack.PackConfig
   mesh: mesh.MeshConfig
+  replicas: handover.ReplicaConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Frozen:
   model: settings_lib.ModelSettings
   engine: engine.EngineConfig
   mesh: mesh.MeshConfig
+  replicas: handover.ReplicaConfig
   lora: lora.LoraConfig = dataclasses.field(default_factory=lora.LoraConfig)
   loss: objective.LossConfig = dataclasses.field(default_factory=objective.LossConfig)
   optim: steps.OptimConfig = dataclasses.field(default_factory=steps.OptimConfig)
@@ -51,7 +53,7 @@ class Frozen:
 
 def frozen(agent: settings_lib.AgentSettings) -> Frozen:
   """The `Parts` of a frozen agent."""
-  return Frozen(agent.model, agent.engine, agent.mesh)
+  return Frozen(agent.model, agent.engine, agent.mesh, agent.replicas)
 
 
 class Learner:
@@ -86,7 +88,9 @@ class Learner:
     )
     self.chat = parts.model.chat()
     self.start = self.initial
-    self.engine = None if client else engine.Engine(self.cfg, self.initial, parts.engine)
+    played = handover.grid(parts.replicas, self.mesh, jax.devices())
+    self._handover = handover.Handover(parts.replicas, played)
+    self.engine = None if client else self.sampler(self.initial)
     adapted = self._adapt(seed) if parts.lora.rank else {}
     self.trainer = steps.Trainer(
       self.cfg,
@@ -125,8 +129,20 @@ class Learner:
     trained = self.state.params["policy"]
     return self._merge(self._base, trained) if self.parts.lora.rank else trained
 
+  def sampler(self, params: Any) -> engine.Engine | replicas.Replicas:
+    """A new sampler with these weights, where config.replicas says."""
+    views, config = self._handover(params), self.parts.engine
+    if len(views) == 1:
+      return engine.Engine(self.cfg, views[0], config)
+    return replicas.Replicas(self.cfg, views, config)
+
+  def hand(self, sampler: engine.Engine | replicas.Replicas, params: Any) -> None:
+    """Gives a sampler other weights; it starts afresh: nothing depends on what it did before."""
+    views = self._handover(params)
+    sampler.set_params(views if isinstance(sampler, replicas.Replicas) else views[0])
+
   def policy(
-    self, sampling: policies.SamplingConfig, sampler: engine.Engine | None = None
+    self, sampling: policies.SamplingConfig, sampler: engine.Sampler | None = None
   ) -> policies.LanguagePolicy | policies.RemotePolicy:
     """The weights that the engine (or another one) or the server holds, as a policy."""
     if self.client is not None:
@@ -134,10 +150,10 @@ class Learner:
     return policies.LanguagePolicy(sampler or self.engine, self.chat, sampling, self.context)
 
   def sync(self) -> None:
-    """Hands the weights to the sampler, which starts afresh: nothing depends on what it did before."""
+    """Hands the weights to what samples, here or behind a server."""
     trained = self.state.params["policy"]
     if self.client is None:
-      self.engine.set_params(self.params)
+      self.hand(self.engine, self.params)
     elif trained is not self._pushed:
       self.client.push_params(self.cfg, self.params)
       self._pushed = trained

@@ -232,8 +232,7 @@ class Run:
     e, sampling = self.settings.eval, self.eval_sampling
     base = None
     if "base" in e.swap:
-      frozen = engine.Engine(self.actor.cfg, self.actor.initial, self.settings.engine)
-      base = self.actor.policy(sampling, frozen)
+      base = self.actor.policy(sampling, self.actor.sampler(self.actor.initial))
     who = f"{self.client.gives.model} at {self.client.url}, " if self.client else ""
     progress.say(f"evaluating {who}update {step}, on {e.tasks} tasks of {e.panel}/{e.half} ...")
     policy, advisor = self._route(sampling)

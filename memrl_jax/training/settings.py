@@ -18,7 +18,7 @@ from memrl_jax.methods import complementary, mempi, memrl, memrl_config
 from memrl_jax.models import lora, tiny, weights
 from memrl_jax.rollout import credit, pack, policies
 from memrl_jax.sampling import chat, engine, remote
-from memrl_jax.training import guard, mesh, objective, step
+from memrl_jax.training import guard, handover, mesh, objective, step
 
 REMAT = {"none": False, "some": "some", "all": True}  # as `policy.hidden` takes it
 
@@ -256,6 +256,7 @@ class ExtractorSettings:
   optim: step.OptimConfig = dataclasses.field(default_factory=step.OptimConfig)
   pack: pack.PackConfig = dataclasses.field(default_factory=lambda: pack.PackConfig(response=64))
   mesh: mesh.MeshConfig = dataclasses.field(default_factory=mesh.MeshConfig)
+  replicas: handover.ReplicaConfig = dataclasses.field(default_factory=handover.ReplicaConfig)
   train: bool = True
   schedule: str = "interleaved"
   max_queue: int = 4096
@@ -305,6 +306,7 @@ class AgentSettings:
   )
   remote: remote.RemoteConfig = dataclasses.field(default_factory=remote.RemoteConfig)
   mesh: mesh.MeshConfig = dataclasses.field(default_factory=mesh.MeshConfig)
+  replicas: handover.ReplicaConfig = dataclasses.field(default_factory=handover.ReplicaConfig)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,6 +329,7 @@ class Settings:
   optim: step.OptimConfig
   pack: pack.PackConfig
   mesh: mesh.MeshConfig
+  replicas: handover.ReplicaConfig
   memory: MemorySettings
   tips: tips.TipConfig
   novelty: novelty.NoveltyConfig
@@ -495,6 +498,10 @@ class Settings:
       raise ValueError(
         f"a row of up to {max(self.engine.buckets)} tokens (config.engine.buckets) does not fit "
         f"sequences of config.pack.length = {self.pack.length}; raise it"
+      )
+    if self.remote.url and self.replicas != handover.ReplicaConfig():
+      raise ValueError(
+        "what samples is behind config.remote.url, so config.replicas would do nothing; leave that section as it is"
       )
     shards = self.mesh.data * self.mesh.fsdp
     if self.mesh.data > 0 and self.pack.sequences % shards:
