@@ -30,7 +30,7 @@ from memrl_jax.models import decoder, lora, policy, weights
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.rollout import pack
 from memrl_jax.sampling import engine
-from memrl_jax.training import mesh, roofline, step
+from memrl_jax.training import handover, mesh, roofline, step
 from memrl_jax.training import settings as settings_lib
 
 HERE = "here"  # the topology of the devices of this process
@@ -86,18 +86,38 @@ def grid(settings: settings_lib.Settings, topology: str, chips: Sequence[jax.Dev
   return made
 
 
+def replica(
+  settings: settings_lib.Settings, made: Mesh, chips: Sequence[jax.Device]
+) -> tuple[Mesh, int]:
+  """The mesh of one sampler, and how many of them there are; ValueError as `handover.grid`."""
+  grid = handover.grid(settings.replicas, made, list(chips))
+  if grid is None:
+    return made, 1
+  return Mesh(grid.devices[:1], mesh.AXES, axis_types=grid.axis_types), len(grid.devices)
+
+
 class Model(NamedTuple):
-  """A model on a mesh as `Learner` and `Engine` hold it, in shapes: what is trained (`state`), what adapters
-  change (`base`), what plays (`played`), laid out for decoding (`sliced`)."""
+  """A model as `Learner` and `Engine` hold it, in shapes: on the mesh that trains what is trained (`state`),
+  what adapters change (`base`) and the whole weights (`whole`); on that of one sampler, where it differs, what
+  plays (`played`), laid out for decoding (`sliced`). `handed`: whether what plays is a copy."""
 
   cfg: DecoderConfig
   mesh: Mesh
+  sampler: Mesh
+  samplers: int
   trainer: step.Trainer
   state: step.TrainState | None
   base: Any
+  whole: Any
   played: Any
   sliced: Any
-  itemsize: int
+  handed: bool
+  itemsize: int  # of the trained weights
+
+  @property
+  def played_itemsize(self) -> int:
+    """Bytes of a number of the sampler's weights and cache."""
+    return self.played["embedding"].dtype.itemsize
 
 
 def _placed(shapes: Any, shardings: Any) -> Any:
@@ -116,7 +136,7 @@ def _everywhere(made: Mesh, shapes: Any) -> Any:
   return _placed(shapes, jax.tree.map(lambda _: NamedSharding(made, PartitionSpec()), shapes))
 
 
-def model(settings: settings_lib.Settings, made: Mesh) -> Model:
+def model(settings: settings_lib.Settings, made: Mesh, sampler: tuple[Mesh, int]) -> Model:
   """The model in shapes; compiles how its weights are laid out for decoding, to see where they lie."""
   cfg = weights.read_config(settings.model.directory())
   dtype = jnp.dtype(settings.model.dtype)
@@ -144,14 +164,21 @@ def model(settings: settings_lib.Settings, made: Mesh) -> Model:
       tree["critic"] = jax.eval_shape(lambda p: step.init_critic(p, cfg), plain)
     moments = jax.eval_shape(trainer._tx.init, tree)
     state = step.TrainState(_by_rules(made, tree), _by_rules(made, moments))
-  played = _by_rules(made, plain)
+  where, samplers = sampler
+  handed = where is not made or bool(settings.replicas.dtype)
+  dtypes = jnp.dtype(settings.replicas.dtype or dtype)
+  cast = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtypes), plain)
+  played = _by_rules(where, cast)
   sliced = jax.eval_shape(functools.partial(policy.decode_weights, cfg=cfg), played)
   layout, _ = compiled(engine._decode_weights.lower(played, cfg))
   if isinstance(layout, float):  # too large to tell, and so for the other programs
-    sliced = _everywhere(made, sliced)
+    sliced = _everywhere(where, sliced)
   else:
     sliced = _placed(sliced, layout.output_shardings)
-  return Model(cfg, made, trainer, state, base, played, sliced, dtype.itemsize)
+  whole = _by_rules(made, plain)
+  return Model(
+    cfg, made, where, samplers, trainer, state, base, whole, played, sliced, handed, dtype.itemsize
+  )
 
 
 def training(model: Model, config: pack.PackConfig) -> dict[str, jax.stages.Lowered]:
@@ -170,7 +197,7 @@ def training(model: Model, config: pack.PackConfig) -> dict[str, jax.stages.Lowe
 
 def sampling(model: Model, config: engine.EngineConfig) -> dict[str, jax.stages.Lowered]:
   """The largest prefill and the largest round of the engine: all slots, each at the longest context."""
-  made, cfg, columns = model.mesh, model.cfg, config.buckets[-1]
+  made, cfg, columns = model.sampler, model.cfg, config.buckets[-1]
   dtype = model.played["embedding"].dtype
 
   def array(dtype, *shape):

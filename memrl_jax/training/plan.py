@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from memrl_jax.models.config import DecoderConfig
 from memrl_jax.sampling import engine
 from memrl_jax.training import ahead, mesh, roofline
 from memrl_jax.training import settings as settings_lib
@@ -56,13 +56,15 @@ class Plan(NamedTuple):
   """One experiment on one topology; everything in bytes is of one chip.
 
   step_s: roofline of one optimiser step of one micro-batch, old and reference log-probs included.
-  context, slots: the largest that the cache has room for, the other one as configured; 0: no room.
+  context, slots: the largest that the cache has room for, the other one as configured; 0: no room. slots are
+  those of each of the `samplers`; decode_tokens_s is that of all of them together.
   change: what to change where it does not fit. notes: what the figures do not say.
   """
 
   topology: str
   chips: int
   split: roofline.Split
+  samplers: int
   parameters: int
   capacity: float
   resident: dict[str, int]
@@ -116,11 +118,11 @@ def _program(
   return Program(fitted, rest + total, *sizes, *work, seconds, compile_s)
 
 
-# Residents that are arguments of a program. With adapters the sampler's weights are merged ones.
+# Residents that are arguments of a program. Where the sampler's weights are a copy, `handed` is.
 _OWN = {
   "accumulate": ("weights", "critic", "base"),
   "apply": ("weights", "critic", "moments"),
-  "prefill": ("weights", "merged"),
+  "prefill": ("weights", "handed"),
   "decode": ("sliced",),
 }
 
@@ -129,26 +131,33 @@ def _resident(model: ahead.Model, settings: settings_lib.Settings) -> dict[str, 
   """Bytes of one chip, by what they are.
 
   weights: those that are trained, or play; start: what training began from, kept for a KL term and the
-  swap test; merged: adapters and base as one, for the sampler; sliced: its copy for decoding.
+  swap test; handed: the sampler's, where they are a copy (another layout or type, adapters and base as one);
+  sliced: its copy for decoding.
   """
-  played, layers = _bytes(model.played), _bytes(model.played["layers"])
+  whole, layers = _bytes(model.whole), _bytes(model.whole["layers"])
   config, sampler = settings.engine, {}
   if _samples(settings):
     cached = config.slots * (config.buckets[-1] + config.round_steps)
-    cache = roofline.kept(model.cfg, model.itemsize) * cached  # whole on every chip: sampling.cache
+    cache = _cached(model) * cached
     sampler = {"sliced": _bytes(model.sliced), "cache": cache}
+    sampler |= {"handed": _bytes(model.played)} if model.handed else {}
   if model.state is None:
-    return {"weights": played} | sampler
+    return {"weights": whole} | sampler
   params = model.state.params
   trained = {"weights": _bytes(params["policy"]), "moments": _bytes(model.state.opt_state)}
   if "critic" in params:
     trained["critic"] = _bytes(params["critic"])
   if settings.lora.rank:  # what has no adapter is the same array in all of them
     trained |= {"base": _bytes(model.base), "start": trained["weights"] + layers}
-    sampler |= {"merged": layers} if sampler else {}
+    sampler |= {"handed": layers} if sampler and not model.handed else {}
   else:
-    trained["start"] = played
+    trained["start"] = whole
   return trained | sampler
+
+
+def _cached(model: ahead.Model) -> int:
+  """Bytes of one cached token on one chip."""
+  return roofline.kept(model.cfg, model.played_itemsize)
 
 
 def _bytes(tree: Any) -> int:
@@ -169,12 +178,10 @@ def _work(
 ) -> dict[str, roofline.Work]:
   """The roofline's count of each program, and of `score`, the log-probs that a step needs beside it."""
   cfg, p, e, size = model.cfg, settings.pack, settings.engine, model.itemsize
-  columns = e.buckets[-1]
+  columns, played = e.buckets[-1], (_split(model.sampler), model.played_itemsize)
   work = {
-    "prefill": roofline.prefill(
-      cfg, e.prefill_rows[-1], e.prefill_chunks[-1], columns, split, size
-    ),
-    "decode": roofline.decode(cfg, e.slots, e.round_steps, columns, split, size),
+    "prefill": roofline.prefill(cfg, e.prefill_rows[-1], e.prefill_chunks[-1], columns, *played),
+    "decode": roofline.decode(cfg, e.slots, e.round_steps, columns, *played),
   }
   if model.state is None:
     return work
@@ -194,7 +201,8 @@ def _work(
 
 def check(settings: settings_lib.Settings, topology: str) -> None:
   """ValueError where `make` would raise one about the topology or the mesh; compiles nothing."""
-  ahead.grid(settings, topology, ahead.devices(topology))
+  chips = ahead.devices(topology)
+  ahead.replica(settings, ahead.grid(settings, topology, chips), chips)
 
 
 def make(
@@ -208,11 +216,12 @@ def make(
   chips = ahead.devices(topology)
   made = ahead.grid(settings, topology, chips)
   capacity, peaks = chip(topology, chips[0])
-  split = roofline.Split(*(made.shape[axis] for axis in mesh.AXES))
+  split, sampler = _split(made), ahead.replica(settings, made, chips)
   say(
-    f"{topology}: {len(chips)} chips, data {split.data} x fsdp {split.fsdp} x tensor {split.tensor}"
+    f"{topology}: {len(chips)} chips, data {split.data} x fsdp {split.fsdp} x tensor {split.tensor}, "
+    f"{sampler[1]} {'sampler' if sampler[1] == 1 else 'samplers'}"
   )
-  model = ahead.model(settings, made)
+  model = ahead.model(settings, made, sampler)
   resident, work = _resident(model, settings), _work(settings, model, split)
   programs = {}
   for lower, section, wanted in (
@@ -228,17 +237,18 @@ def make(
   if peaks and settings.trains:
     step_s = sum(work[name].seconds(peaks) for name in ("score", "accumulate", "apply"))
   if "decode" in programs and peaks:
-    decode_rate = settings.engine.slots * settings.engine.round_steps / programs["decode"].seconds
+    tokens = model.samplers * settings.engine.slots * settings.engine.round_steps
+    decode_rate = tokens / programs["decode"].seconds
   context, slots = room(
     {name: program.need for name, program in programs.items()},
     capacity,
     settings.engine,
-    roofline.kept(model.cfg, model.itemsize),
+    _cached(model),
   )
   plan = Plan(
-    topology, len(chips), split, model.cfg.parameters, capacity, resident, programs, need,
+    topology, len(chips), split, model.samplers, model.cfg.parameters, capacity, resident, programs, need,
     need <= capacity, step_s, settings.pack.sequences * settings.pack.length, decode_rate, context,
-    slots, [], _notes(settings, model.cfg, split),
+    slots, [], _notes(settings, model),
   )  # fmt: skip
   return plan if plan.fits else plan._replace(change=advice(plan, settings))
 
@@ -305,19 +315,24 @@ def advice(plan: Plan, settings: settings_lib.Settings) -> list[str]:
   ]
 
 
-def _notes(settings: settings_lib.Settings, cfg: DecoderConfig, split: roofline.Split) -> list[str]:
+def _split(made: Mesh) -> roofline.Split:
+  return roofline.Split(*(made.shape[axis] for axis in mesh.AXES))
+
+
+def _notes(settings: settings_lib.Settings, model: ahead.Model) -> list[str]:
   """What the figures do not say."""
-  notes = []
-  if split != (1, 1, 1) and _samples(settings):
+  notes, split, heads = [], _split(model.mesh), model.cfg.kv_heads
+  sampler = _split(model.sampler)
+  if sampler.rows > 1 and _samples(settings):
     notes.append(
-      "the sampler splits its weights only: its cache lies whole on every chip, and all chips decode the "
-      "same rows, so that more of them give it no more slots"
+      f"all {sampler.rows} shards of data and fsdp decode the same rows: replicas, each with rows of its own, "
+      "would share the work (config.replicas.tensor)"
     )
-  if cfg.kv_heads % split.tensor:
-    notes.append(
-      f"{cfg.kv_heads} key-value heads cannot be split over tensor {split.tensor}: every chip of that axis holds "
-      "all of them"
-    )
+  for axis in {split.tensor, sampler.tensor}:
+    if heads % axis:
+      notes.append(
+        f"{heads} key-value heads cannot be split over tensor {axis}: every chip of that axis holds all of them"
+      )
   if settings.extracts:
     notes.append("the extractor's model is not in this plan (config.extractor)")
   if settings.hints and not settings.agent.remote.url:
@@ -339,6 +354,7 @@ def table(plans: Sequence[Plan]) -> list[str]:
           plan.topology,
           str(plan.chips),
           "x".join(map(str, plan.split)),
+          str(plan.samplers),
           f"{_size(plan.need)} of {_size(plan.capacity)}",
           "yes" if plan.fits else "no",
           _seconds(plan.step_s),
@@ -363,7 +379,7 @@ def table(plans: Sequence[Plan]) -> list[str]:
 
 
 _COLUMNS = (
-  "topology", "chips", "mesh", "needs", "fits", "step s", "tokens/s", "context", "slots", "compile s",
+  "topology", "chips", "mesh", "samplers", "needs", "fits", "step s", "tokens/s", "context", "slots", "compile s",
 )  # fmt: skip
 _PARTS = (
   "program", "arguments", "temporaries", "outputs", "aliased", "needs", "TFLOP", "moves", "sends",

@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_told_what_to_change():
       name: plan.Program(True, need, *(0,) * 7, None, 0.0) for name, need in needs.items()
     }
     shape = roofline.Split(*split)
-    made = plan.Plan("x", 1, shape, 1, capacity, sizes, programs, 0, False, None, 1, None, 0, 3, [], [])  # fmt: skip
+    made = plan.Plan("x", 1, shape, 1, 1, capacity, sizes, programs, 0, False, None, 1, None, 0, 3, [], [])  # fmt: skip
     return plan.advice(made, settings)
 
   assert "config.mesh.fsdp" in said(20, accumulate=21)[0]
