@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax._src import (
   config as _config,
 )  # holds the cache switch as a context; jax.config has no such
@@ -34,6 +35,7 @@ from memrl_jax.training import handover, mesh, roofline, step
 from memrl_jax.training import settings as settings_lib
 
 HERE = "here"  # the topology of the devices of this process
+HOSTS = {"v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}  # the chips of one host of a larger topology
 _REPORTED = (
   r"total memory required[^(]*\(([\d.]+)([KMGT]?)\)"  # by the compiler, of what does not fit
 )
@@ -87,13 +89,20 @@ def grid(settings: settings_lib.Settings, topology: str, chips: Sequence[jax.Dev
 
 
 def replica(
-  settings: settings_lib.Settings, made: Mesh, chips: Sequence[jax.Device]
+  settings: settings_lib.Settings, topology: str, made: Mesh, chips: Sequence[jax.Device]
 ) -> tuple[Mesh, int]:
-  """The mesh of one sampler, and how many of them there are; ValueError as `handover.grid`."""
+  """The mesh of one sampler, and how many of them there are; ValueError as `handover.grid`.
+
+  The compiler takes programs for all chips of a topology only, so that of one host stands for a host's.
+  """
   grid = handover.grid(settings.replicas, made, list(chips))
   if grid is None:
     return made, 1
-  return Mesh(grid.devices[:1], mesh.AXES, axis_types=grid.axis_types), len(grid.devices)
+  one, tensor = grid.devices[:1], grid.shape["tensor"]
+  if topology != HERE and tensor < len(chips):
+    generation = topology.partition(":")[0]
+    one = np.array(devices(f"{generation}:{HOSTS[generation]}")[:tensor]).reshape(1, 1, -1)
+  return Mesh(one, mesh.AXES, axis_types=grid.axis_types), len(grid.devices)
 
 
 class Model(NamedTuple):

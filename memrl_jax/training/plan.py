@@ -202,7 +202,7 @@ def _work(
 def check(settings: settings_lib.Settings, topology: str) -> None:
   """ValueError where `make` would raise one about the topology or the mesh; compiles nothing."""
   chips = ahead.devices(topology)
-  ahead.replica(settings, ahead.grid(settings, topology, chips), chips)
+  ahead.replica(settings, topology, ahead.grid(settings, topology, chips), chips)
 
 
 def make(
@@ -216,7 +216,7 @@ def make(
   chips = ahead.devices(topology)
   made = ahead.grid(settings, topology, chips)
   capacity, peaks = chip(topology, chips[0])
-  split, sampler = _split(made), ahead.replica(settings, made, chips)
+  split, sampler = _split(made), ahead.replica(settings, topology, made, chips)
   say(
     f"{topology}: {len(chips)} chips, data {split.data} x fsdp {split.fsdp} x tensor {split.tensor}, "
     f"{sampler[1]} {'sampler' if sampler[1] == 1 else 'samplers'}"
