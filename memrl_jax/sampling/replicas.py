@@ -58,8 +58,12 @@ class Replicas:
     self._homes.clear()
 
   def warmup(self) -> None:
-    """Compiles every shape for the devices of every engine."""
-    list(self._threads.map(lambda one: one.warmup(), self._engines))
+    """Compiles every shape for the devices of every engine; the first one alone.
+
+    On GPU the others then find its programs in jax's compilation cache.
+    """
+    self._engines[0].warmup()
+    list(self._threads.map(lambda one: one.warmup(), self._engines[1:]))
 
   def submit(self, request: engine.Request) -> int:
     """Queues a request; its ticket comes back from `run_round` with the completion."""
