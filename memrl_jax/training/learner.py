@@ -126,7 +126,14 @@ class Learner:
   @property
   def params(self) -> Any:
     """The policy's weights, adapters merged in."""
-    trained = self.state.params["policy"]
+    return self._merged(self.trained)
+
+  @property
+  def trained(self) -> Any:
+    """What training changes of the policy: all its weights, or its adapters. The next update consumes it."""
+    return self.state.params["policy"]
+
+  def _merged(self, trained: Any) -> Any:
     return self._merge(self._base, trained) if self.parts.lora.rank else trained
 
   def sampler(self, params: Any) -> engine.Engine | replicas.Replicas:
@@ -149,13 +156,16 @@ class Learner:
       return policies.RemotePolicy(self.client, self.chat, sampling, self.context)
     return policies.LanguagePolicy(sampler or self.engine, self.chat, sampling, self.context)
 
-  def sync(self) -> None:
-    """Hands the weights to what samples, here or behind a server."""
-    trained = self.state.params["policy"]
+  def sync(self, trained: Any = None) -> None:
+    """Hands the weights to what samples, here or behind a server.
+
+    trained: a copy of what was `trained` earlier, in place of that of now.
+    """
+    trained = self.trained if trained is None else trained
     if self.client is None:
-      self.hand(self.engine, self.params)
+      self.hand(self.engine, self._merged(trained))
     elif trained is not self._pushed:
-      self.client.push_params(self.cfg, self.params)
+      self.client.push_params(self.cfg, self._merged(trained))
       self._pushed = trained
 
   def warmup(self) -> None:

@@ -7,10 +7,9 @@ killed and resumed from a checkpoint repeats the lost updates exactly.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from memrl_jax.training import (
   extractor,
   folder,
   guard,
+  lagged,
   learner,
   memories,
   metrics,
@@ -119,6 +119,7 @@ class Run:
       self.extractor = extractor.Extractor(settings, self.method.memory.manager, merge)
     self.evaluator = evaluate.Evaluator(settings, self.method.arms)
     self.guard = guard.Guard(settings.guard)
+    self.kept = lagged.Kept(settings.train.max_lag)
     self.actor.sync()  # before the engine warms up: placement is part of what is compiled
 
   def _agent(self) -> learner.Learner | learner.Served:
@@ -127,9 +128,9 @@ class Run:
       return learner.Served(agent, self._doors.enter_context(remote.Client(agent.remote)))
     return learner.Learner(learner.frozen(agent), seed=self.settings.seed, total=0, frozen=True)
 
-  def _route(self, sampling: policies.SamplingConfig) -> tuple[Any, Any]:
-    """(who plays, who is asked for advice), with the weights of now; both start afresh."""
-    self.actor.sync()
+  def _route(self, sampling: policies.SamplingConfig, trained: Any = None) -> tuple[Any, Any]:
+    """(who plays, who is asked for advice), with the weights of now (or `trained`); both start afresh."""
+    self.actor.sync(trained)
     if self.settings.hints:
       self.player.sync()
       return self.player.policy(self.settings.agent.sampling), self.actor.policy(sampling)
@@ -158,14 +159,24 @@ class Run:
     if self.extractor is not None:
       self.extractor.warmup()
 
-  def rollout(self, update: int, envs: pool.EnvPool) -> list[Trial]:
-    """Plays the trials of one update with the current weights."""
+  def rollout(
+    self,
+    update: int,
+    envs: pool.EnvPool,
+    trained: Any = None,
+    leash: Callable[[collect.Policy], collect.Policy] = lambda policy: policy,
+  ) -> list[Trial]:
+    """Plays the trials of one update, with the weights of now or what was `trained` before.
+
+    leash: puts something around who plays.
+    """
     settings = self.settings
     trials = plan(settings, update)
     self.method.plan(trials, np.random.default_rng([settings.seed, MODE, update]))
     if self.extractor is not None:
       self.extractor.launch()
-    policy, advisor = self._route(settings.sampling)
+    policy, advisor = self._route(settings.sampling, trained)
+    policy = leash(policy)
     return collect.collect(
       trials,
       self.method.trial,
@@ -262,11 +273,18 @@ class Run:
       if self.method.memory is not None:
         extra, host["memory"] = self.method.memory.state()
       arrays = self._saved()
+      if self.settings.train.max_lag:
+        arrays["behind"] = self.kept.saved(step)
     checkpoints.save(step, arrays, host, extra)
 
   def load(self, checkpoints: checkpoint.Checkpoints, step: int | None, memory: bool = True) -> int:
     """Restores weights, optimiser, guard and memory; returns the number of updates done."""
-    done, arrays, host = checkpoints.restore(step, self._saved())
+    like = self._saved()
+    if self.settings.train.max_lag:
+      like["behind"] = self.kept.like(self.actor.trained)
+    done, arrays, host = checkpoints.restore(step, like)
+    if self.settings.train.max_lag:
+      self.kept.load(done, arrays.pop("behind"))
     if self.extractor is not None:
       self.extractor.model.load(arrays.pop("extractor"))
     self.actor.load(arrays)
@@ -327,11 +345,12 @@ def train(
         timeout_s=settings.env.timeout_s,
         isolation=settings.env.isolation,
       )
+      rollouts = lagged.Rollouts(run, envs, done)
       try:
         while done < train_settings.updates:
           told = run.told(done)
           if told is None:
-            status, done = _update(run, log, envs, done, progress)
+            status, done = _update(run, log, rollouts, done, progress)
           else:
             status, done = _study(run, log, done, told, progress)
           if status != "finished":
@@ -343,6 +362,7 @@ def train(
             run.actor.anchor()
           if last or anchored or _due(done, settings.train.eval_every):
             label = "final" if last else "anchor" if anchored else "update"
+            rollouts.wait()
             void = _evaluate(run, log, done, label, progress)
             status = f"stopped: {void}" if void and last else status
           if last or stop.requested or _due(done, settings.train.checkpoint_every):
@@ -351,6 +371,7 @@ def train(
             status = f"stopped by {stop.requested} after update {done}; add --resume to go on"
             break
       finally:
+        rollouts.close()
         envs.close()
     saved.wait()
     run_folder.end_session(status, done)
@@ -378,7 +399,7 @@ def _study(
 
 
 def _update(
-  run: Run, log: metrics.MetricsLog, envs: pool.EnvPool, update: int, progress
+  run: Run, log: metrics.MetricsLog, rollouts: lagged.Rollouts, update: int, progress
 ) -> tuple[str, int]:
   """One update; returns "finished" or the reason why the run must stop, and how many updates are done.
 
@@ -387,9 +408,7 @@ def _update(
   they are all that is needed to look at what went wrong.
   """
   began = time.perf_counter()
-  sampler = run.actor.engine  # None where a server samples
-  before = sampler and sampler.stats
-  trials = run.rollout(update, envs)
+  trials, lag, timing = rollouts.take(update)
   rolled = time.perf_counter()
   void = _nothing(trials)
   if void and run.client is not None:
@@ -402,18 +421,15 @@ def _update(
   numbers |= {"rollout/images_dropped": float(dropped)} if dropped else {}
   if not run.settings.frozen:
     numbers |= run.learn(update, trials)
+  if run.settings.train.max_lag:
+    numbers["train/lag"] = float(lag)
   numbers |= run.remember(update, trials)
   numbers |= {f"part/{name}": value for name, value in mix.by_part(trials).items()}
   learned = time.perf_counter()
   reason = _reason_to_stop(run, update, void, numbers)
-  timing = {"seconds/rollout": rolled - began, "seconds/learn": learned - rolled}
+  timing["seconds/learn"] = learned - rolled
   if run.extractor is not None:
     timing |= run.extractor.timing()
-  if sampler is not None:
-    timing |= _engine_timing(before, sampler.stats, rolled - began)
-  else:
-    counts = dataclasses.asdict(run.client.counts)
-    timing |= {f"remote/{name}": count for name, count in counts.items()}
   log.write(update + 1, numbers, timing)
   every = run.settings.train.rollouts_every
   if reason or any(t.void for t in trials) or _due(update + 1, every) or update == 0:
@@ -453,19 +469,6 @@ def _reason_to_stop(
     return f"stopped: in update {update + 1} {void}"
   collapse = run.guard.check(numbers)
   return f"stopped by the collapse guard: {collapse}" if collapse else None
-
-
-def _engine_timing(before: engine.Stats, after: engine.Stats, seconds: float) -> dict[str, float]:
-  """What the sampler did in one rollout; reuse is the share of prompt tokens that were cached."""
-  done = engine.Stats(*(b - a for a, b in zip(before, after, strict=True)))
-  return {
-    "engine/reused": done.reused / max(done.reused + done.prefilled, 1),
-    "engine/prefilled": done.prefilled,
-    "engine/tokens_saved": done.reused,
-    "engine/tokens_in_place": done.in_place,
-    "engine/steps": done.steps,
-    "engine/tokens_per_second": done.sampled / max(seconds, 1e-9),
-  }
 
 
 def _evaluate(run: Run, log: metrics.MetricsLog, step: int, label: str, progress) -> str | None:

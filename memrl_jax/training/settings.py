@@ -96,6 +96,8 @@ class TrainSettings:
 
   tasks: the run plays the first so many training tasks, in rounds, each in an order of its own (the last
   update of a round may be smaller); 0: every update draws from all.
+  max_lag: the trials of update u are sampled with the weights after max(0, u - max_lag) updates, beside the
+  learner; 0: with those of now, while it waits. See training/lagged.
   eval_every, checkpoint_every, rollouts_every: in updates; 0 means never (but for the last update).
   keep: checkpoints kept.
   """
@@ -105,6 +107,7 @@ class TrainSettings:
   groups: int = 8
   group_size: int = 8
   minibatches: int = 2
+  max_lag: int = 0
   concurrency: int = 256
   eval_every: int = 0
   checkpoint_every: int = 10
@@ -113,7 +116,8 @@ class TrainSettings:
 
   def __post_init__(self):
     for name, low in (
-      ("updates", 0), ("tasks", 0), ("groups", 1), ("group_size", 1), ("minibatches", 1), ("concurrency", 1),
+      ("updates", 0), ("tasks", 0), ("groups", 1), ("group_size", 1), ("minibatches", 1), ("max_lag", 0),
+      ("concurrency", 1),
       ("eval_every", 0), ("checkpoint_every", 0), ("rollouts_every", 0), ("keep", 1),
     ):  # fmt: skip
       if getattr(self, name) < low:
@@ -405,6 +409,12 @@ class Settings:
         f"updates of this size vanish in {self.model.dtype} weights; train float32 ones "
         "(config.model.dtype), or adapters beside them (config.lora.rank)"
       )
+    if self.train.max_lag and (allowed is None or remembers):
+      why = (
+        "trains nothing: no weights can lag" if allowed is None
+        else "remembers after every update what the next rollout reads: none can begin before that"
+      )  # fmt: skip
+      raise ValueError(f"{self.method_name} {why}; set config.train.max_lag to 0")
     if self.train.tasks > env_base.TRAIN_SEEDS[1]:
       raise ValueError(
         f"there are {env_base.TRAIN_SEEDS[1]} training tasks, fewer than {self.train.tasks}; lower "

@@ -1,0 +1,170 @@
+"""Rollouts beside the learner: who samples and who trains need not wait for each other.
+
+    trials of update u  ~  pi(weights after max(0, u - max_lag) updates)
+
+A thread plays one update after the other, up to `max_lag` ahead of the learner. Whose weights an update is
+sampled with is a function of its number, never of who was faster, so the run repeats bit for bit. What it
+costs: the last `max_lag` weights (or adapters) stay on the learner's devices and go into every checkpoint,
+with which a resumed run plays again what was under way. An evaluation waits for what is under way.
+
+`max_lag` 1 hides the shorter of rollout and training behind the longer; more evens out how long rollouts take.
+The surrogate's pi_old is then another policy than the one that sampled: config.loss.old_logps "trainer" has the
+weights before the update as pi_old, and weighs by them over the sampler's (ops.ratios).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memrl_jax.envs import pool
+from memrl_jax.rollout import collect
+from memrl_jax.rollout.trial import Answer, Generate
+from memrl_jax.sampling import engine
+from memrl_jax.types import Trial
+
+if TYPE_CHECKING:
+  from memrl_jax.training import loop
+
+
+class Kept:
+  """The trained weights after updates that a rollout to come is sampled with: the last `lag`."""
+
+  def __init__(self, lag: int):
+    self._lag = lag
+    self._after: dict[int, Any] = {}
+
+  def keep(self, updates: int, trained: Any) -> None:
+    """A copy of the weights after so many updates; those that no rollout wants any more are let go."""
+    self._after[updates] = jax.tree.map(jnp.copy, trained)
+    for earlier in [known for known in self._after if known < updates - self._lag]:
+      del self._after[earlier]
+
+  def of(self, update: int) -> Any:
+    """What the trials of this update are sampled with."""
+    return self._after[max(0, update - self._lag)]
+
+  def saved(self, updates: int) -> list[Any]:
+    """What a checkpoint after so many updates holds: the weights of the rollouts that may be under way."""
+    return [self.of(update) for update in range(updates, updates + self._lag)]
+
+  def like(self, trained: Any) -> list[Any]:
+    """What `saved` gives, in shapes."""
+    return [trained] * self._lag
+
+  def load(self, updates: int, saved: list[Any]) -> None:
+    """Back to what `saved` gave."""
+    self._after = {max(0, updates - self._lag + i): trained for i, trained in enumerate(saved)}
+
+
+class Played(NamedTuple):
+  """The trials of one update, how many updates their weights are behind, and what it took."""
+
+  trials: list[Trial]
+  lag: int
+  timing: dict[str, float]
+
+
+class Rollouts:
+  """Plays the updates of a run from number `start` on, in their order.
+
+  Use it as a context manager: nothing is under way behind it.
+  """
+
+  def __init__(self, run: loop.Run, envs: pool.EnvPool, start: int):
+    self._run, self._envs, self._next = run, envs, start
+    self._lag = run.settings.train.max_lag
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, "rollouts") if self._lag else None
+    self._under_way: dict[int, concurrent.futures.Future] = {}
+    self._given_up = threading.Event()
+
+  def __enter__(self) -> Rollouts:
+    return self
+
+  def __exit__(self, *exc_info) -> None:
+    self.close()
+
+  def take(self, update: int) -> Played:
+    """The trials of this update, which the weights of now belong to; starts what these weights allow."""
+    if self._thread is None:
+      return self._play(update)
+    kept, updates = self._run.kept, self._run.settings.train.updates
+    kept.keep(update, self._run.actor.trained)
+    while self._next <= min(update + self._lag, updates - 1):
+      job = self._thread.submit(self._play, self._next, kept.of(self._next))
+      self._under_way[self._next] = job
+      self._next += 1
+    began = time.perf_counter()
+    played = self._under_way.pop(update).result()
+    waited = {"seconds/wait": time.perf_counter() - began}
+    return played._replace(timing=played.timing | waited)
+
+  def wait(self) -> None:
+    """Until nothing is under way: who samples is free, for an evaluation."""
+    concurrent.futures.wait(self._under_way.values())
+
+  def close(self) -> None:
+    """Gives up what is under way, and waits until its environments are left."""
+    if self._thread is None:
+      return
+    self._given_up.set()
+    if self._run.client is not None and not all(job.done() for job in self._under_way.values()):
+      self._run.client.close()  # the thread may be waiting for an answer
+    self._thread.shutdown(wait=True, cancel_futures=True)
+
+  def _play(self, update: int, trained: Any = None) -> Played:
+    run = self._run
+    sampler = run.actor.engine  # None where a server samples
+    before, began = sampler and sampler.stats, time.perf_counter()
+    trials = run.rollout(update, self._envs, trained, self._on_leash)
+    seconds = time.perf_counter() - began
+    timing = {"seconds/rollout": seconds}
+    if sampler is not None:
+      timing |= _engine_timing(before, sampler.stats, seconds)
+    else:
+      counts = dataclasses.asdict(run.client.counts)
+      timing |= {f"remote/{name}": count for name, count in counts.items()}
+    return Played(trials, min(update, self._lag), timing)
+
+  def _on_leash(self, policy: collect.Policy) -> collect.Policy:
+    return policy if self._thread is None else _Leashed(policy, self._given_up.is_set)
+
+
+class _GivenUp(Exception):
+  """Nobody waits for this rollout any more."""
+
+
+class _Leashed:
+  """A policy that answers until its rollout is given up."""
+
+  def __init__(self, policy: collect.Policy, given_up: Callable[[], bool]):
+    self._policy, self._given_up = policy, given_up
+
+  def submit(self, trial: Trial, request: Generate, key: np.ndarray) -> int:
+    return self._policy.submit(trial, request, key)
+
+  def poll(self) -> list[tuple[int, Answer]]:
+    if self._given_up():
+      raise _GivenUp
+    return self._policy.poll()
+
+
+def _engine_timing(before: engine.Stats, after: engine.Stats, seconds: float) -> dict[str, float]:
+  """What the sampler did in one rollout; reuse is the share of prompt tokens that were cached."""
+  done = engine.Stats(*(b - a for a, b in zip(before, after, strict=True)))
+  return {
+    "engine/reused": done.reused / max(done.reused + done.prefilled, 1),
+    "engine/prefilled": done.prefilled,
+    "engine/tokens_saved": done.reused,
+    "engine/tokens_in_place": done.in_place,
+    "engine/steps": done.steps,
+    "engine/tokens_per_second": done.sampled / max(seconds, 1e-9),
+  }
