@@ -246,9 +246,9 @@ def _check_served(arguments: Arguments, settings: Any) -> None:
 @contextlib.contextmanager
 def _connected(settings: Any, trains: bool) -> Iterator[Any]:
   """The server of config.remote.url, which can do what this run wants of it; else ValueError, OSError."""
-  from memrl_jax.sampling import remote
+  from memrl_jax.sampling import fleet
 
-  with remote.Client(settings.remote) as client:
+  with fleet.connect(settings.remote) as client:
     if trains:
       client.check_trainable(settings.sampling.temperature)
       if not settings.remote.weights:

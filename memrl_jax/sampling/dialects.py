@@ -40,17 +40,18 @@ class RemoteError(OSError):
 
 
 class Transient(Exception):
-  """May pass; `wait_s` is how long the server asks to be left alone."""
+  """May pass; `wait_s` is how long the server asks to be left alone. `gone`: it may not be what it was."""
 
-  def __init__(self, reason: str, wait_s: float = 0.0):
+  def __init__(self, reason: str, wait_s: float = 0.0, *, gone: bool = False):
     super().__init__(reason)
-    self.wait_s = wait_s
+    self.wait_s, self.gone = wait_s, gone
 
 
 class Ask(NamedTuple):
   """One prompt and how to answer it: `prompt` as ids, or `messages` where the server reads text (and images).
 
-  `key` is uint32 [2], as of `engine.Request`; a server's seed is made from it.
+  `key` is uint32 [2], as of `engine.Request`; a server's seed is made from it. Prompts of one `group` begin
+  alike: they go to one server, where there are several.
   """
 
   key: np.ndarray
@@ -61,6 +62,7 @@ class Ask(NamedTuple):
   top_p: float = 1.0
   top_k: int = 0
   stop: tuple[int, ...] = ()
+  group: int = 0
 
   def seed(self, bits: int = 64) -> int:
     """The key as one signed whole number of so many bits; of 31 or fewer, a positive one."""

@@ -14,10 +14,10 @@ import dataclasses
 import ipaddress
 import os
 import pathlib
-import queue
 import secrets
 import shutil
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,29 +25,30 @@ from typing import Any, NamedTuple
 import httpx2
 import numpy as np
 
-from memrl_jax.sampling import images
+from memrl_jax.sampling import desk, images
 from memrl_jax.sampling.dialects import DIALECTS, Ask, RemoteError, Reply, Transient
 from memrl_jax.types import Message
 
 _NOTHING = np.zeros(0, np.int32), np.zeros(0, np.float32)
 _LONGEST_WAIT_S = 30.0
-_PROBES = 8
+_WARM_PROBES = 8
 _IMAGES = ("auto", "yes", "no")
+_COUNTING = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
 class RemoteConfig:
   """Where the model runs. An empty `url` is the engine of this process.
 
-  url          of the server, with or without /v1
+  url          of the server, with or without /v1; of several, separated by commas, see sampling/fleet
   api          how to speak to it: "auto" asks the server who it is
   model        its name there; "" where the server has only one
   key_env      environment variable with the server's key, if it wants one
-  concurrency  most requests under way
+  concurrency  most requests under way (at each server)
   connect_s    seconds to connect; read_s: to wait for a whole reply
   retries      how often a request is sent again; backoff_s: first wait, doubled every time
-  max_lag      by how many weight updates a reply may be old
   weights      directory that this process and the server see, for new weights
+  dtype        in which they are written: bfloat16 is half of it, and all of it where the server samples so
   images       whether the model takes images: "yes", "no", or "auto", which asks the server about a
                tiny one before the first is sent (two requests of a few tokens, none without images)
   """
@@ -61,14 +62,21 @@ class RemoteConfig:
   read_s: float = 300.0
   retries: int = 4
   backoff_s: float = 0.5
-  max_lag: int = 0
   weights: str = ""
+  dtype: str = "float32"
   images: str = "auto"
 
   def __post_init__(self):
-    if self.url and urllib.parse.urlsplit(self.url).scheme not in ("http", "https"):
+    for url in self.urls if self.url else ():
+      if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError(
+          f"{url!r} is no server's address; write http://HOST:PORT/v1 (config.remote.url)"
+        )
+    if len(set(self.urls)) < len(self.urls):
+      raise ValueError(f"{self.url} names a server twice; name each once (config.remote.url)")
+    if self.dtype not in ("float32", "bfloat16"):
       raise ValueError(
-        f"{self.url!r} is no server's address; write http://HOST:PORT/v1 (config.remote.url)"
+        f"dtype {self.dtype!r} is not known; choose float32 or bfloat16 (config.remote.dtype)"
       )
     if self.api not in ("auto", *DIALECTS):
       raise ValueError(
@@ -79,10 +87,15 @@ class RemoteConfig:
       raise ValueError(
         f"images {self.images!r} is not known; choose one of {', '.join(_IMAGES)} (config.remote.images)"
       )
-    if self.concurrency < 1 or self.retries < 0 or self.max_lag < 0:
-      raise ValueError("concurrency must be >= 1, retries and max_lag >= 0 (config.remote)")
+    if self.concurrency < 1 or self.retries < 0:
+      raise ValueError("concurrency must be >= 1, retries >= 0 (config.remote)")
     if self.connect_s <= 0 or self.read_s <= 0 or self.backoff_s < 0:
       raise ValueError("connect_s and read_s must be above 0, backoff_s >= 0 (config.remote)")
+
+  @property
+  def urls(self) -> tuple[str, ...]:
+    """The addresses one by one, without /v1."""
+    return tuple(url.strip().rstrip("/").removesuffix("/v1") for url in self.url.split(","))
 
 
 class Refused(RemoteError):
@@ -112,7 +125,8 @@ class Gives(NamedTuple):
 @dataclasses.dataclass
 class Counts:
   """Of a client: requests asked, answered and failed for good; ids answered; sent again; replies
-  dropped because their weights were too old; answers that were text only; images left out of prompts."""
+  dropped because their weights were too old; answers that were text only; images left out of prompts; bytes of
+  new weights; how often one of several servers was given up."""
 
   asked: int = 0
   answered: int = 0
@@ -122,6 +136,14 @@ class Counts:
   stale: int = 0
   untrainable: int = 0
   images_dropped: int = 0
+  pushed_bytes: int = 0
+  lost: int = 0
+
+  def add(self, **more: int) -> None:
+    """Counts so many more of each."""
+    with _COUNTING:
+      for name, number in more.items():
+        setattr(self, name, getattr(self, name) + number)
 
 
 class Client:
@@ -131,28 +153,29 @@ class Client:
     RemoteError: when it is made, the server does not answer, refuses the key or has not the model.
   """
 
-  def __init__(self, config: RemoteConfig):
-    parts = urllib.parse.urlsplit(config.url)
-    self.config, self.counts, self.version = config, Counts(), 0
-    self.url = config.url.rstrip("/").removesuffix("/v1")
+  def __init__(self, config: RemoteConfig, *, others: bool = False):
+    """others: there are other servers, so that who does not answer is not asked again."""
+    self.config, self.counts, self.version, self._others = config, Counts(), 0, others
+    (self.url,) = config.urls
+    self.push_s = 0.0  # spent on new weights so far, seconds
     self._key = os.environ.get(config.key_env) or ""
     self._http = httpx2.Client(
       base_url=self.url,
       headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
       timeout=httpx2.Timeout(config.read_s, connect=config.connect_s),
       limits=httpx2.Limits(max_connections=config.concurrency + 1),
-      trust_env=not is_loopback(parts.hostname or ""),  # no proxy for this machine itself
+      trust_env=not is_loopback(
+        urllib.parse.urlsplit(self.url).hostname or ""
+      ),  # no proxy for this machine itself
     )
     self._run = secrets.token_hex(8)  # tickets of another client are other requests
-    self._inbox: queue.SimpleQueue[tuple[int, Ask] | None] = queue.SimpleQueue()
-    self._outbox: queue.SimpleQueue[tuple[int, Reply | Failure | Exception]] = queue.SimpleQueue()
-    self._lock, self._closed = threading.Lock(), threading.Event()
+    self._desk = desk.Desk(self._answer, config.concurrency)
+    self._closed = threading.Event()
     self._images_lock = threading.Lock()
     self._no_images: str | None = (
       None  # why they are left out, "" where they are not, None: unknown
     )
-    self._threads: list[threading.Thread] = []
-    self._pending = self._tickets = 0
+    self._probes = 0
     try:
       self.gives = self._look()
       if config.images == "yes" and not self.reads_text:
@@ -176,14 +199,13 @@ class Client:
   def close(self) -> None:
     """Gives up what is under way."""
     self._closed.set()
-    for _ in self._threads:
-      self._inbox.put(None)
+    self._desk.close(RemoteError(f"nobody waits for {self.url} any more"))
     self._http.close()
 
   @property
   def pending(self) -> int:
     """Requests whose answer `poll` has not handed out."""
-    return self._pending
+    return self._desk.pending
 
   @property
   def reads_text(self) -> bool:
@@ -198,38 +220,22 @@ class Client:
     found = images.count(messages)
     if not found or not self._leaves_images_out():
       return list(messages)
-    with self._lock:
-      self.counts.images_dropped += found
+    self.counts.add(images_dropped=found)
     return images.text_only(messages)
 
   def submit(self, ask: Ask) -> int:
     """Sends a request in the background; its ticket comes back from `poll` with the answer."""
-    ticket = self._ticket()
-    self._pending += 1
-    if len(self._threads) < min(self._pending, self.config.concurrency):
-      thread = threading.Thread(target=self._work, daemon=True)
-      self._threads.append(thread)
-      thread.start()
-    self._inbox.put((ticket, ask))
-    return ticket
+    self.counts.add(asked=1)
+    return self._desk.submit(ask)
 
   def poll(self) -> list[tuple[int, Reply | Failure]]:
     """Waits for an answer and returns it with all others that are there; none without requests."""
-    done = []
-    while self._pending and (not done or not self._outbox.empty()):
-      ticket, answer = self._outbox.get()
-      self._pending -= 1
-      if isinstance(answer, Exception):
-        raise answer
-      done.append((ticket, answer))
-    return done
+    return self._desk.poll()
 
   def ask(self, ask: Ask) -> Reply:
     """One request, waited for; RemoteError where it fails for good."""
-    answer = self._answer(self._ticket(), ask)
-    if isinstance(answer, Failure):
-      raise RemoteError(answer.reason)
-    return answer
+    self.counts.add(asked=1)
+    return self._reply(self._desk.ticket(), ask)
 
   def push(self, directory: str | os.PathLike[str], version: int | None = None) -> None:
     """Lets the server load the safetensors in this directory, which it must see, as this version.
@@ -239,9 +245,9 @@ class Client:
       RemoteError: this kind of server cannot, or it failed.
     """
     dialect, version = DIALECTS[self.gives.api], self.version + 1 if version is None else version
-    if self._pending:
+    if self.pending:
       raise ValueError(
-        f"{self._pending} requests are under way; poll their answers before new weights"
+        f"{self.pending} requests are under way; poll their answers before new weights"
       )
     if dialect.push is None:
       raise RemoteError(
@@ -259,17 +265,21 @@ class Client:
 
   def push_params(self, cfg: Any, params: Any) -> None:
     """Writes params to `config.weights`, lets the server load them, and removes those before."""
-    from memrl_jax.models import weights  # imports jax: a client alone does not need it
+    self.counts.add(pushed_bytes=push_params(self, cfg, params))
 
-    if not self.config.weights:
-      raise RemoteError(
-        "new weights need a directory that the server sees too; name one (config.remote.weights)"
-      )
-    place = pathlib.Path(self.config.weights).expanduser().absolute()
-    before, after = (place / f"{self.version + more:06d}" for more in (0, 1))
-    weights.save_directory(after, cfg, params)
-    self.push(after, self.version + 1)
-    shutil.rmtree(before, ignore_errors=True)
+  def look_again(self) -> int:
+    """The version of the weights that the server has now, -1 where it does not say.
+
+    Raises:
+      Transient, RemoteError: it does not answer, or is not what it was.
+    """
+    try:
+      models = [entry["id"] for entry in self._call("GET", "/v1/models")["data"]]
+    except (KeyError, TypeError):
+      models = []
+    if self.gives.model not in models:
+      raise RemoteError(f"{self.url} does not serve {self.gives.model} any more")
+    return -1 if self.reads_text else self._probe(0, 1.0).version
 
   def check_trainable(self, temperature: float) -> None:
     """RemoteError where replies at this temperature could not be trained on."""
@@ -287,12 +297,6 @@ class Client:
       )
 
   # Inside.
-
-  def _ticket(self) -> int:
-    with self._lock:
-      self.counts.asked += 1
-      self._tickets += 1
-      return self._tickets
 
   def _look(self) -> Gives:
     """Who the server is, and what one-token requests show that it gives."""
@@ -335,7 +339,7 @@ class Client:
 
   def _follows_temperature(self) -> bool:
     """Whether one id's log-prob differs between T = 1 and T = 2: not so where it was computed at 1."""
-    for index in range(_PROBES):
+    for index in range(_WARM_PROBES):
       cool, warm = self._probe(index, 1.0), self._probe(index, 2.0)
       if cool.ids[0] == warm.ids[0] and abs(cool.logps[0]) > 1e-4:
         return abs(float(cool.logps[0] - warm.logps[0])) > 1e-5
@@ -345,7 +349,8 @@ class Client:
     """One token after a prompt of one, for the same key at any temperature."""
     key, prompt = np.array([index, 1], np.uint32), np.array([index + 1], np.int32)
     ask = Ask(key, max_tokens=1, prompt=prompt, temperature=temperature)
-    name = f"{self._run}-probe-{index}-{temperature:g}"
+    self._probes += 1  # never asked before: the weights may be others
+    name = f"{self._run}-probe-{self._probes}"
     return self._patiently(lambda: self._once(name, ask))
 
   def _leaves_images_out(self) -> bool:
@@ -388,16 +393,14 @@ class Client:
     usage = reply.get("usage") if isinstance(reply, dict) else None
     return usage.get("prompt_tokens") if isinstance(usage, dict) else None
 
-  def _work(self) -> None:
-    while (item := self._inbox.get()) is not None:
-      ticket, ask = item
-      try:
-        self._outbox.put((ticket, self._answer(ticket, ask)))
-      except Exception as error:  # a bug of ours: poll raises it where it can be seen
-        self._outbox.put((ticket, error))
-
   def _answer(self, ticket: int, ask: Ask) -> Reply | Failure:
-    """The reply to a request, however often it has to be sent; a failure where that was in vain."""
+    try:
+      return self._reply(ticket, ask)
+    except RemoteError as error:
+      return Failure(str(error))
+
+  def _reply(self, ticket: int, ask: Ask) -> Reply:
+    """The reply to a request, however often it has to be sent; RemoteError where that was in vain."""
     asked = self.version
     ask = ask._replace(messages=self.shown(ask.messages))
     fresh = 0  # after a stale reply it is another request: the server may remember the old answer
@@ -406,29 +409,25 @@ class Client:
       nonlocal fresh
       reply = self._once(f"{self._run}-{ticket}-{fresh}", ask)
       reply = reply._replace(version=asked if reply.version < 0 else reply.version)
-      if reply.version < self.version - self.config.max_lag:
+      if reply.version < self.version:
         fresh += 1
-        with self._lock:
-          self.counts.stale += 1
+        self.counts.add(stale=1)
         raise Transient(
-          f"{self.url} answers with weights {reply.version}, and {self.version} were pushed"
+          f"{self.url} answers with weights {reply.version}, and {self.version} were pushed",
+          gone=True,
         )
       return reply
 
     try:
       reply = self._patiently(once)
-    except RemoteError as error:
-      with self._lock:
-        self.counts.failed += 1
-      return Failure(str(error))
+    except RemoteError:
+      self.counts.add(failed=1)
+      raise
     if not self.reads_text and ask.temperature not in (0, 1) and not self.gives.tempered:
       reply = reply._replace(logps=_NOTHING[1])
     if not (len(reply.ids) and len(reply.logps)):
       reply = reply._replace(ids=_NOTHING[0], logps=_NOTHING[1])
-    with self._lock:
-      self.counts.answered += 1
-      self.counts.ids += len(reply.ids)
-      self.counts.untrainable += not len(reply.ids)
+    self.counts.add(answered=1, ids=len(reply.ids), untrainable=not len(reply.ids))
     return reply
 
   def _once(self, name: str, ask: Ask) -> Reply:
@@ -462,11 +461,10 @@ class Client:
       try:
         return act()
       except Transient as error:
-        if attempt == self.config.retries or self._closed.is_set():
+        if attempt == self.config.retries or self._closed.is_set() or (error.gone and self._others):
           tries = f" ({attempt + 1} tries)" if attempt else ""
           raise RemoteError(f"{error}{tries}") from None
-        with self._lock:
-          self.counts.retried += 1
+        self.counts.add(retried=1)
         wait = max(self.config.backoff_s * 2**attempt, error.wait_s)
         self._closed.wait(min(wait, _LONGEST_WAIT_S))
     raise AssertionError("unreachable")
@@ -478,11 +476,11 @@ class Client:
         method, path, json=body, headers={"X-Request-Id": name} if name else {}
       )
     except (httpx2.ConnectError, httpx2.ConnectTimeout):
-      raise Transient(f"no server answers at {self.url}") from None
+      raise Transient(f"no server answers at {self.url}", gone=True) from None
     except httpx2.TimeoutException:
-      raise Transient(f"{self.url}{path} took over {self.config.read_s:g} s") from None
+      raise Transient(f"{self.url}{path} took over {self.config.read_s:g} s", gone=True) from None
     except (httpx2.TransportError, RuntimeError) as error:  # RuntimeError: closed under our feet
-      raise Transient(f"{self.url}{path} broke off ({type(error).__name__})") from None
+      raise Transient(f"{self.url}{path} broke off ({type(error).__name__})", gone=True) from None
     code = response.status_code
     if code in (408, 429) or code >= 500:
       wait = response.headers.get("Retry-After", "")
@@ -512,6 +510,25 @@ class Client:
       data = data[name] if isinstance(data, dict) and name in data else data
     text = " ".join(str(data).split())[:300]
     return text.replace(self._key, "***") if self._key else text
+
+
+def push_params(client: Any, cfg: Any, params: Any) -> int:
+  """`Client.push_params`, of whoever can `push`; returns how many bytes it wrote."""
+  from memrl_jax.models import weights  # imports jax: a client alone does not need it
+
+  config, began = client.config, time.perf_counter()
+  if not config.weights:
+    raise RemoteError(
+      "new weights need a directory that the server sees too; name one (config.remote.weights)"
+    )
+  place = pathlib.Path(config.weights).expanduser().absolute()
+  before, after = (place / f"{client.version + more:06d}" for more in (0, 1))
+  weights.save_directory(after, cfg, params, dtype=config.dtype)
+  size = sum(file.stat().st_size for file in after.iterdir())
+  client.push(after, client.version + 1)
+  shutil.rmtree(before, ignore_errors=True)
+  client.push_s += time.perf_counter() - began
+  return size
 
 
 def is_loopback(host: str) -> bool:

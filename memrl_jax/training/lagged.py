@@ -124,6 +124,7 @@ class Rollouts:
     run = self._run
     sampler = run.actor.engine  # None where a server samples
     before, began = sampler and sampler.stats, time.perf_counter()
+    pushed = 0.0 if sampler is not None else run.client.push_s
     trials = run.rollout(update, self._envs, trained, self._on_leash)
     seconds = time.perf_counter() - began
     timing = {"seconds/rollout": seconds}
@@ -132,6 +133,7 @@ class Rollouts:
     else:
       counts = dataclasses.asdict(run.client.counts)
       timing |= {f"remote/{name}": count for name, count in counts.items()}
+      timing["seconds/push"] = run.client.push_s - pushed
     return Played(trials, min(update, self._lag), timing)
 
   def _on_leash(self, policy: collect.Policy) -> collect.Policy:

@@ -284,7 +284,7 @@ class Served:
     """What the server holds, as a policy."""
     return policies.RemotePolicy(self.client, self.chat, sampling, self.context)
 
-  def sync(self) -> None:
+  def sync(self, trained: Any = None) -> None:
     """The server has its weights."""
 
   def warmup(self) -> None:

@@ -18,7 +18,7 @@ from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import mix, pool
 from memrl_jax.rollout import collect, credit, lessons, pack, policies
-from memrl_jax.sampling import engine, images, remote
+from memrl_jax.sampling import engine, fleet, images, remote
 from memrl_jax.training import (
   checkpoint,
   evaluate,
@@ -125,7 +125,7 @@ class Run:
   def _agent(self) -> learner.Learner | learner.Served:
     agent = self.settings.agent
     if agent.remote.url:
-      return learner.Served(agent, self._doors.enter_context(remote.Client(agent.remote)))
+      return learner.Served(agent, self._doors.enter_context(fleet.connect(agent.remote)))
     return learner.Learner(learner.frozen(agent), seed=self.settings.seed, total=0, frozen=True)
 
   def _route(self, sampling: policies.SamplingConfig, trained: Any = None) -> tuple[Any, Any]:
