@@ -70,11 +70,13 @@ def sequence_ratio_token(
 def truncated_importance_weight(
   trainer_logp_BT: jax.Array, sampler_logp_BT: jax.Array, mask_BT: jax.Array, *, cap: float
 ) -> jax.Array:
-  """Constant weight that corrects for a sampler whose numbers differ from the trainer's.
+  """Constant weight that corrects for a sampler that is not the policy of before the update.
 
       w_t = sg[min(pi_trainer(y_t) / pi_sampler(y_t), cap)]
 
-  Truncated importance sampling (Ionides 2008); both log-probs are of the same weights.
+  Truncated importance sampling (Ionides 2008). The weights are the same where only the numbers of two programs
+  differ, and the sampler's are older where rollouts run ahead. A surrogate of pi / pi_trainer times w is then
+  decoupled PPO (2110.00641 Eq. 7; AReaL 2505.24298 Eq. 5): clipping is about the trainer's policy of before the update.
   """
   ratio_BT = token_ratio(trainer_logp_BT, sampler_logp_BT, mask_BT)
   return jax.lax.stop_gradient(jnp.minimum(ratio_BT, cap))

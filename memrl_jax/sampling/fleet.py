@@ -55,7 +55,7 @@ class Fleet:
     self.url = ", ".join(config.urls)
     self._servers: list[_Server] = []
     self._present: tuple[str | os.PathLike[str], int] | None = None  # weights that were pushed
-    self._closed = threading.Event()
+    self._closed, self._marking = threading.Event(), threading.Lock()
     self._desk = desk.Desk(self._answer, config.concurrency, lanes=len(config.urls))
     try:
       for url in config.urls:
@@ -159,10 +159,11 @@ class Fleet:
       self._give_up(server, error)
 
   def _give_up(self, server: _Server, error: Exception) -> None:
-    if not server.down:
+    with self._marking:
+      first, server.down, server.look_at = not server.down, str(error), time.monotonic() + _LOOK_S
+    if first:
       self._counts.add(lost=1)
       _LOG.warning("%s is given up for now: %s", server.client.url, error)
-    server.down, server.look_at = str(error), time.monotonic() + _LOOK_S
 
   def _answer(self, ticket: int, ask: Ask) -> Reply | remote.Failure:
     """The reply of the group's server, or of the next that is there; looks at all before it says that none is."""

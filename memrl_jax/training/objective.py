@@ -30,7 +30,8 @@ class LossConfig:
     whole row; both are meant for aggregate "sequence_mean").
 
   old_logps: "sampler" takes the log-probs recorded at sampling as pi_old; "trainer" recomputes them
-    before the update, and corrects for the sampler by truncated importance sampling up to `tis_cap`.
+    before the update, and corrects for the sampler by truncated importance sampling up to `tis_cap`: for
+    another program's numbers, and for older weights (config.train.max_lag).
   dual_bound: ratio bound for negative advantages (dual clip only).
   value_coef: weight of the critic's squared error (PPO); the critic has its own weights.
   off_policy: pi_old of rows that were sampled with tips and are trained without: "with_tips" is what

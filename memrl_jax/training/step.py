@@ -259,6 +259,7 @@ class Trainer:
   def _zeros_fn(self, params) -> Sums:
     zero = masks.Open(jnp.zeros(()), jnp.zeros(()))
     names = [*objective.metric_names(self.loss), "train/logp_gap"]
+    names += ["train/truncated"] if self.loss.old_logps == "trainer" else []
     grads = jax.tree.map(jnp.zeros_like, params)
     return self._pinned(Sums(grads, zero, zero, dict.fromkeys(names, zero), jnp.zeros(())))
 
@@ -296,6 +297,9 @@ class Trainer:
     loss, metrics = objective.policy_loss(self.loss, tokens, max_tokens=self._max_tokens)
     gap_RK = jnp.abs(masks.keep(logp_RK, on_RK) - masks.keep(behaviour_RK, on_RK))
     metrics["train/logp_gap"] = masks.open_sum(gap_RK, on_RK)
+    if self.loss.old_logps == "trainer":
+      over_RK = ratios.token_ratio(old_RK, behaviour_RK, on_RK) > self.loss.tis_cap
+      metrics["train/truncated"] = masks.open_sum(over_RK.astype(jnp.float32), on_RK)
     value = masks.Open(jnp.zeros(()), jnp.zeros(()))
     if "critic" in params:
       value_R = critic_values(params["critic"], self.cfg, batch, remat=self._remat).reshape(B * S)

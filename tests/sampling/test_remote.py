@@ -402,17 +402,17 @@ def test_params_are_pushed_through_a_shared_directory(server, tmp_path):
 def test_replies_of_old_weights_are_dropped_and_counted(tmp_path):
   versions = []
   calls = []
-  with serving(sglang(calls, lambda: versions.pop(0) if versions else "2")) as url:
-    with connect(url) as client:
-      client.push(tmp_path, 2)
-      versions += ["1", "0"]  # what two replicas that missed an update would say
-      assert client.ask(ASK).version == 2
-      assert (client.counts.stale, client.counts.answered) == (2, 1)
-      names = [body["rid"] for path, body in calls if path == "/generate"][-3:]
-      assert len(set(names)) == 3  # a server that remembers ids must not repeat the old answer
-      versions += ["1"] * 3
-      (failure,) = answers(client, [ASK])
-      assert "answers with weights 1, and 2 were pushed" in failure.reason
+  versions_or_2 = lambda: versions.pop(0) if versions else "2"  # noqa: E731
+  with serving(sglang(calls, versions_or_2)) as url, connect(url) as client:
+    client.push(tmp_path, 2)
+    versions += ["1", "0"]  # what two replicas that missed an update would say
+    assert client.ask(ASK).version == 2
+    assert (client.counts.stale, client.counts.answered) == (2, 1)
+    names = [body["rid"] for path, body in calls if path == "/generate"][-3:]
+    assert len(set(names)) == 3  # a server that remembers ids must not repeat the old answer
+    versions += ["1"] * 3
+    (failure,) = answers(client, [ASK])
+    assert "answers with weights 1, and 2 were pushed" in failure.reason
 
 
 def test_a_text_chat_refuses_what_it_cannot_be_told():

@@ -269,12 +269,33 @@ def test_the_critic_learns_returns_and_leaves_the_policy_alone(params):
 
 
 def test_trainer_old_log_probs_make_the_first_ratio_one_and_weigh_by_the_sampler(params):
+  """A sampler with half the probability weighs 2, cut to 1.5, one with four times weighs 1/4: as advantages do."""
   config = dataclasses.replace(LOSS, old_logps="trainer", tis_cap=1.5, entropy_coef=0.0)
-  one = trainer(config)
-  batches = pack.pack(rows(6), PACK)
-  old = one.score(params, batches)
-  _, metrics = one.update(one.init(params, None), batches, old=old)
+  one, weights = trainer(config), np.array([1.5, 0.25, 1.0, 1.5, 0.25, 1.0])
+  apart = np.log([0.5, 4.0, 1.0, 0.5, 4.0, 1.0])  # log pi_sampler - log pi_trainer
+
+  def stepped(apart, weights):
+    made = rows(6)
+    (scored,) = one.score(params, batches := pack.pack(made, PACK))
+    places = pack.pack_with_places(made, PACK).places
+    for turn, (_, b, s), d, w in zip(made, places, apart, weights, strict=True):
+      logps = np.asarray(scored[b, s, : len(turn.sample.ids)]) + d
+      turn.sample, turn.advantage = turn.sample._replace(logps=logps), turn.advantage * w
+    batches = pack.pack(made, PACK)
+    state, metrics = one.update(one.init(params, None), batches, old=one.old(params, batches))
+    return state, jax.device_get(metrics), [len(turn.sample.ids) for turn in made]
+
+  state, metrics, lengths = stepped(apart, np.ones(6))
+  wanted, plain, _ = stepped(np.zeros(6), weights)
   assert metrics["train/ratio"] == pytest.approx(1.0, abs=1e-6)
+  assert metrics["train/loss"] == pytest.approx(plain["train/loss"], rel=1e-5)
+  assert metrics["train/grad_norm"] == pytest.approx(plain["train/grad_norm"], rel=1e-5)
+  close(state.params["policy"], wanted.params["policy"], atol=1e-6)
+  share = (lengths[0] + lengths[3]) / sum(lengths)
+  assert (
+    metrics["train/truncated"] == pytest.approx(share, rel=1e-6) and not plain["train/truncated"]
+  )
+  assert metrics["train/logp_gap_max"] == pytest.approx(np.log(4), rel=1e-4)
 
 
 def test_on_policy_every_ratio_is_one_at_any_temperature(params):

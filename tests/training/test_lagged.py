@@ -1,0 +1,205 @@
+"""Rollouts ahead of the learner: whose weights sample is a function of the update's number, and nothing else."""
+
+import functools
+import json
+import os
+import signal
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from experiments import base, empo2_lab, reflexion_darkroom
+from memrl_jax.envs import pool
+from memrl_jax.ops import ratios
+from memrl_jax.sampling import engine
+from memrl_jax.training import checkpoint, lagged, loop, metrics, objective
+from tests.training import test_loop
+
+UPDATES = 4
+LAG = {"train.max_lag": 2, "loss.old_logps": "trainer", "train.rollouts_every": 1}
+
+
+def settings(**changes):
+  return base.settings(test_loop.config(**(LAG | changes)), "lamer_darkroom", "smoke")
+
+
+def run(path, resume=False, **changes):
+  return test_loop.run(path, resume, **(LAG | changes))
+
+
+def records(trials):
+  return [json.loads(json.dumps(trial.to_json())) for trial in trials]
+
+
+def arrays(place):
+  """Those of the last checkpoint."""
+  made = loop.Run(settings())
+  like = made.actor.saved() | {"behind": made.kept.like(made.actor.trained)}
+  with checkpoint.Checkpoints(place.checkpoints, keep=9, keep_every=None) as saved:
+    return saved.restore(UPDATES, like)[1]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  place, status = run(tmp_path_factory.mktemp("whole") / "run")
+  assert status == "finished"
+  return place
+
+
+def test_the_thread_samples_what_one_thread_does_with_weights_that_old(whole):
+  """The reference keeps every weight and takes turns: W0, W0, W0, W1."""
+  serial = loop.Run(settings())
+  serial.warmup()
+  kept, programs = [], 0
+  with pool.EnvPool(serial.family, serial.settings.env.options) as envs:
+    for update in range(UPDATES):
+      kept.append(jax.tree.map(jnp.copy, serial.actor.trained))
+      trials = serial.rollout(update, envs, kept[max(0, update - 2)])
+      serial.learn(update, trials)
+      assert records(trials) == metrics.read(whole.rollout(update + 1)), f"update {update}"
+      programs = programs or (engine.compiled(), serial.actor.trainer.compiled())
+  assert programs == (engine.compiled(), serial.actor.trainer.compiled())
+  for found, wanted in zip(arrays(whole)["behind"], kept[-2:], strict=True):
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+def test_metrics_say_how_stale_the_rows_are(whole):
+  """Without lag trainer and sampler agree to 1e-4; two updates apart they do not."""
+  found = metrics.read(whole.metrics)
+  assert [record["train/lag"] for record in found] == [0, 1, 2, 2]
+  gaps = [record["train/logp_gap_max"] for record in found]
+  assert gaps[0] < 1e-4 and min(gaps[1:]) > 0.02
+  assert all(0 < record["train/logp_gap"] < record["train/logp_gap_max"] for record in found)
+  assert found[0]["train/truncated"] == 0 and all(r["train/truncated"] < 0.2 for r in found)
+  for record in metrics.read(whole.timing):
+    assert record["seconds/rollout"] > 0 and record["seconds/wait"] >= 0
+
+
+class Killed(Exception):
+  pass
+
+
+def stopping(monkeypatch, after, act):
+  """`act` happens while update `after` + 1 is trained, with rollouts under way."""
+  learn = loop.Run.learn
+
+  def acting(self, update, trials):
+    if update == after:
+      act()
+    return learn(self, update, trials)
+
+  monkeypatch.setattr(loop.Run, "learn", acting)
+
+
+def kill():
+  raise Killed
+
+
+@pytest.mark.parametrize("how", ["killed", "SIGTERM"])
+def test_stopped_in_the_middle_and_resumed_equals_uninterrupted(whole, tmp_path, monkeypatch, how):
+  """What was under way is played again with the weights that the checkpoint has kept."""
+  opened, released = [], []
+  open_, release = pool.EnvPool.open, pool.EnvPool.release
+  monkeypatch.setattr(pool.EnvPool, "open", lambda s: opened.append(h := open_(s)) or h)
+  monkeypatch.setattr(pool.EnvPool, "release", lambda s, h: (released.append(h), release(s, h)))
+  path = tmp_path / "run"
+  with monkeypatch.context() as patch:
+    if how == "killed":
+      stopping(patch, 2, kill)
+      with pytest.raises(Killed):
+        run(path, **{"train.checkpoint_every": 1})
+    else:
+      stopping(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+      saves = []
+      save = loop.Run.save
+      patch.setattr(loop.Run, "save", lambda *a: (saves.append(a[-1]), save(*a)))
+      _, status = run(path, **{"train.checkpoint_every": 1})
+      assert "SIGTERM after update 2" in status and saves == [1, 2]
+  assert sorted(opened) == sorted(released) and opened
+  assert not [t for t in threading.enumerate() if t.name.startswith("rollouts")]
+  place, status = run(path, resume=True, **{"train.checkpoint_every": 1})
+  assert status == "finished" and test_loop.files(place) == test_loop.files(whole)
+  jax.tree.map(np.testing.assert_array_equal, arrays(place), arrays(whole))
+
+
+def test_an_error_of_a_rollout_comes_out_of_the_run(tmp_path, monkeypatch):
+  def broken(self, update, *rest):
+    raise Killed(f"update {update}")
+
+  monkeypatch.setattr(loop.Run, "rollout", broken)
+  with pytest.raises(Killed, match="update 0"):
+    run(tmp_path / "run")
+
+
+def test_methods_that_remember_or_train_nothing_are_refused_in_a_sentence():
+  for module, why in (
+    (empo2_lab, "remembers after every update what the next rollout reads"),
+    (reflexion_darkroom, "trains nothing"),
+  ):
+    config = module.get_config("smoke")
+    config.train.max_lag = 1
+    with pytest.raises(ValueError, match=why) as caught:
+      base.settings(config)
+    assert "config.train.max_lag" in str(caught.value)
+
+
+# A bandit: a row is one token, the arm; theta are the arms' logits.
+
+ARMS = np.log([0.5, 0.3, 0.2])  # the policy of now
+OLDER = np.log([0.25, 0.25, 0.5])  # the policy that sampled
+REWARD = np.array([1.0, -1.0, 2.0])
+
+
+@functools.partial(jax.jit, static_argnames="cap")
+def gradient(theta, older, arms, advantage, *, cap):
+  """d loss / d theta of rows that `older` sampled, before any step has moved theta."""
+  config = objective.LossConfig(old_logps="trainer", tis_cap=cap)
+  mask_B1 = jnp.ones((len(arms), 1), bool)
+
+  def logps(theta):
+    return jax.nn.log_softmax(theta)[arms][:, None]
+
+  def loss(moved):
+    old_B1, zero_B1 = logps(theta), jnp.zeros((len(arms), 1))
+    weight_B1 = ratios.truncated_importance_weight(old_B1, logps(older), mask_B1, cap=cap)
+    tokens = objective.Tokens(
+      logps(moved), old_B1, weight_B1, zero_B1, zero_B1, mask_B1, advantage,
+      jnp.zeros(len(arms), bool),
+    )  # fmt: skip
+    opened, _ = objective.policy_loss(config, tokens, max_tokens=1)
+    return opened.total / opened.count
+
+  return jax.grad(loss)(theta)
+
+
+def expected(cap):
+  """The mean of the gradient over what `OLDER` samples: a quarter each of the first two, half the third."""
+  arms = np.array([0, 1, 2, 2])
+  return gradient(jnp.asarray(ARMS), jnp.asarray(OLDER), arms, REWARD[arms], cap=cap)
+
+
+def test_rows_of_older_weights_push_as_rows_of_the_present_ones_would():
+  # sum_a p A = .5 - .3 + .4 = .6; the policy gradient is p_a (A_a - .6) = .2, -.48, .28; the loss is its negative.
+  np.testing.assert_allclose(expected(cap=10.0), [-0.2, 0.48, -0.28], atol=1e-6)
+  # Weights p / b = 2, 1.2, .4 cut to 1.5, 1.2, .4: b w A = .375, -.3, .4, together .475, and
+  # the gradient is b_a w_a A_a - p_a .475 = .1375, -.4425, .305.
+  np.testing.assert_allclose(expected(cap=1.5), [-0.1375, 0.4425, -0.305], atol=1e-6)
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_a_bandit_is_learned_from_rows_of_older_weights(lag):
+  rng, theta, kept = np.random.default_rng(0), jnp.asarray(ARMS), lagged.Kept(lag)
+  tx = optax.adam(0.1)
+  state = tx.init(theta)
+  for update in range(60):
+    kept.keep(update, theta)
+    older = kept.of(update)
+    arms = rng.choice(3, 32, p=np.asarray(jax.nn.softmax(older)))
+    advantage = REWARD[arms] - REWARD[arms].mean()
+    change, state = tx.update(gradient(theta, older, arms, advantage, cap=2.0), state)
+    theta = optax.apply_updates(theta, change)
+  assert jax.nn.softmax(theta)[2] > 0.9  # from .2
