@@ -408,7 +408,12 @@ def _update(
   they are all that is needed to look at what went wrong.
   """
   began = time.perf_counter()
-  trials, lag, timing = rollouts.take(update)
+  try:
+    trials, lag, timing = rollouts.take(update)
+  except remote.RemoteError as error:  # nobody took the weights
+    reason = f"stopped: in update {update + 1} {error}; --resume plays it again"
+    progress.say(reason)
+    return reason, update
   rolled = time.perf_counter()
   void = _nothing(trials)
   if void and run.client is not None:

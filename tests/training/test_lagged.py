@@ -20,7 +20,10 @@ from memrl_jax.training import checkpoint, lagged, loop, metrics, objective
 from tests.training import test_loop
 
 UPDATES = 4
-LAG = {"train.max_lag": 2, "loss.old_logps": "trainer", "train.rollouts_every": 1}
+LAG = {
+  "train.max_lag": 2, "loss.old_logps": "trainer", "train.rollouts_every": 1, "eval.tasks": 4,
+  "eval.at_start": False,
+}  # fmt: skip
 
 
 def settings(**changes):
