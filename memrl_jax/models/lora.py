@@ -25,14 +25,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
+import os
+import pathlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors
+import safetensors.numpy
 
-from memrl_jax.models import policy
+from memrl_jax.models import policy, weights
 from memrl_jax.models.config import DecoderConfig
 
 Adapters = dict[str, dict[str, jax.Array]]
@@ -40,6 +45,7 @@ Adapters = dict[str, dict[str, jax.Array]]
 INPUTS = {"qkv": 1, "out": 3, "gate_up": 1, "down": 1}  # how many of a matrix's axes are its input
 TARGETS = (*INPUTS, "head")
 BASES = ("float", "int8", "nf4")
+FILE = "adapters.safetensors"  # beside nothing else: no directory that a model is loaded from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,6 +208,9 @@ def merge(
   return dense(attach(base, adapters, cfg, config))
 
 
+_merge = jax.jit(merge, static_argnames=("cfg", "config"))
+
+
 def dense(params: policy.Params) -> policy.Params:
   """Params with every weight written out."""
 
@@ -235,6 +244,43 @@ def quantize(params: policy.Params, config: LoraConfig) -> policy.Params:
       weight, config.base, tiled_axes={axis: block}, channelwise_axes=others
     )
   return {**params, "layers": layers}
+
+
+def save(path: str | os.PathLike[str], adapters: Adapters, config: LoraConfig, base: str) -> None:
+  """Writes adapters alone, with what says how to merge them, and into what: weights whose fingerprint is `base`."""
+  folder = pathlib.Path(path)
+  folder.mkdir(parents=True, exist_ok=True)
+  flat = {
+    f"{t}.{part}": np.asarray(leaf) for t, pair in adapters.items() for part, leaf in pair.items()
+  }
+  said = {"config": json.dumps(dataclasses.asdict(config)), "base": base}
+  aside = folder / (FILE + ".part")
+  safetensors.numpy.save_file(flat, aside, metadata=said)
+  os.replace(aside, folder / FILE)
+
+
+def load_merged(
+  path: str | os.PathLike[str], base: policy.Params, cfg: DecoderConfig
+) -> policy.Params:
+  """`merge` of the adapters that `save` wrote there, into weights that are not yet quantized.
+
+  Raises:
+    ValueError: they belong to another base or another model.
+  """
+  with safetensors.safe_open(pathlib.Path(path) / FILE, "numpy") as file:
+    said, flat = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+  if said["base"] != (here := weights.fingerprint(base)):
+    raise ValueError(
+      f"the adapters in {path} are of the weights {said['base']} and these are {here}; start from the same "
+      "checkpoint in the same precision, or send whole weights (config.remote.adapters=false)"
+    )
+  fields = json.loads(said["config"])
+  config = LoraConfig(**fields | {"targets": tuple(fields["targets"])})
+  adapters: Adapters = {}
+  for name, leaf in flat.items():
+    target, _, part = name.partition(".")
+    adapters.setdefault(target, {})[part] = jnp.asarray(leaf)
+  return _merge(quantize(base, config), adapters, cfg, config)
 
 
 def _sides(cfg: DecoderConfig, target: str) -> tuple[tuple[int, ...], ...]:

@@ -15,10 +15,10 @@ import concurrent.futures
 import dataclasses
 import logging
 import os
+import pathlib
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from memrl_jax.sampling import desk, remote
 from memrl_jax.sampling.dialects import Ask, RemoteError, Reply, Transient
@@ -144,9 +144,9 @@ class Fleet:
       raise RemoteError(f"no server took new weights: {self._why()}")
     self.version = self._present[1]
 
-  def push_params(self, cfg: Any, params: Any) -> None:
-    """Writes params to `config.weights`, lets the servers load them, and removes those before."""
-    self._counts.add(pushed_bytes=remote.push_params(self, cfg, params))
+  def push_written(self, write: Callable[[pathlib.Path], None]) -> None:
+    """Lets the servers load what `write` puts into a folder of `config.weights`; the one before is removed."""
+    self._counts.add(pushed_bytes=remote.push_written(self, write))
 
   # Inside.
 

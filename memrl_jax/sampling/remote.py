@@ -48,7 +48,9 @@ class RemoteConfig:
   connect_s    seconds to connect; read_s: to wait for a whole reply
   retries      how often a request is sent again; backoff_s: first wait, doubled every time
   weights      directory that this process and the server see, for new weights
-  dtype        in which they are written: bfloat16 is half of it, and all of it where the server samples so
+  dtype        in which they are written; bfloat16 is all that a server needs that samples so
+  adapters     where adapters are trained, they alone are sent: the server is ours and was started with the
+               checkpoint that they belong to, in the same precision
   images       whether the model takes images: "yes", "no", or "auto", which asks the server about a
                tiny one before the first is sent (two requests of a few tokens, none without images)
   """
@@ -64,6 +66,7 @@ class RemoteConfig:
   backoff_s: float = 0.5
   weights: str = ""
   dtype: str = "float32"
+  adapters: bool = False
   images: str = "auto"
 
   def __post_init__(self):
@@ -263,9 +266,9 @@ class Client:
         raise RemoteError(f"{self.url} did not load {directory}: {done.get('message')}")
     self.version = version
 
-  def push_params(self, cfg: Any, params: Any) -> None:
-    """Writes params to `config.weights`, lets the server load them, and removes those before."""
-    self.counts.add(pushed_bytes=push_params(self, cfg, params))
+  def push_written(self, write: Callable[[pathlib.Path], None]) -> None:
+    """Lets the server load what `write` puts into a folder of `config.weights`; the one before is removed."""
+    self.counts.add(pushed_bytes=push_written(self, write))
 
   def look_again(self) -> int:
     """The version of the weights that the server has now, -1 where it does not say.
@@ -512,10 +515,8 @@ class Client:
     return text.replace(self._key, "***") if self._key else text
 
 
-def push_params(client: Any, cfg: Any, params: Any) -> int:
-  """`Client.push_params`, of whoever can `push`; returns how many bytes it wrote."""
-  from memrl_jax.models import weights  # imports jax: a client alone does not need it
-
+def push_written(client: Any, write: Callable[[pathlib.Path], None]) -> int:
+  """`Client.push_written`, of whoever can `push`; returns how many bytes it wrote."""
   config, began = client.config, time.perf_counter()
   if not config.weights:
     raise RemoteError(
@@ -523,7 +524,8 @@ def push_params(client: Any, cfg: Any, params: Any) -> int:
     )
   place = pathlib.Path(config.weights).expanduser().absolute()
   before, after = (place / f"{client.version + more:06d}" for more in (0, 1))
-  weights.save_directory(after, cfg, params, dtype=config.dtype)
+  shutil.rmtree(after, ignore_errors=True)  # of a session that was cut off
+  write(after)
   size = sum(file.stat().st_size for file in after.iterdir())
   client.push(after, client.version + 1)
   shutil.rmtree(before, ignore_errors=True)

@@ -4,7 +4,7 @@
 
   POST /v1/completions       prompt of token ids; temperature, top_p, top_k, seed, stop_token_ids
   POST /v1/chat/completions  messages in, text out; images are refused
-  POST /update_weights       {"path": a safetensors directory, "version": a larger number}
+  POST /update_weights       {"path": a directory of weights or of adapters, "version": a larger number}
   GET  /v1/models, /health
 
 Requests that arrive together are sampled together: a single thread drives the engine, and what waits
@@ -38,7 +38,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from memrl_jax.models import tiny, weights
+from memrl_jax.models import lora, policy, tiny, weights
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.sampling import chat, engine, remote
 from memrl_jax.sampling.worker import Answer, Counts, Memory, Refusal, Worker
@@ -66,7 +66,9 @@ class Server:
     port: int = 0,
     key: str = "",
     dtype: weights.Dtype = "float32",
+    base: policy.Params | None = None,
   ):
+    """base: the weights that the engine has, for adapters to be merged into."""
     if not key and not remote.is_loopback(host):
       raise ValueError(
         f"{host} can be reached from other machines, so the server needs a key; put one into the "
@@ -76,6 +78,7 @@ class Server:
     self.worker = Worker(sampler)
     self.memory = Memory(self.worker.counts)
     self._dtype = dtype  # of weights that replace these
+    self._base = base
     self._http = _Http((host, port), self)
     self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
     shown = f"[{host}]" if ":" in host else host
@@ -171,17 +174,27 @@ class Server:
   def update(self, body: dict[str, Any], name: str, raw: bytes) -> dict[str, Any]:
     """/update_weights. The same version may come again: the reply to the first may have been lost."""
     fields = _fields(body, _UPDATE)
+    path = pathlib.Path(fields["path"])
     try:
-      cfg, params = weights.load_directory(fields["path"], dtype=self._dtype)
+      if (path / lora.FILE).is_file():
+        params = self._with_adapters(path)
+      else:
+        cfg, params = weights.load_directory(path, dtype=self._dtype)
+        if cfg != self.cfg:
+          raise Refusal(400, f"{path} holds another architecture than {self.model}")
+        self._base = None
     except (OSError, ValueError) as error:
       raise Refusal(400, str(error)) from None
-    if cfg != self.cfg:
-      raise Refusal(400, f"{fields['path']} holds another architecture than {self.model}")
     try:
       self.worker.update(params, fields["version"]).result()
     except ValueError as error:
       raise Refusal(400, str(error)) from None
     return {"success": True, "weight_version": fields["version"]}
+
+  def _with_adapters(self, path: pathlib.Path) -> policy.Params:
+    if self._base is None:
+      raise Refusal(400, "the weights that adapters belong to were replaced; restart the server")
+    return lora.load_merged(path, self._base, self.cfg)
 
   def models(self) -> dict[str, Any]:
     """/v1/models."""
@@ -439,6 +452,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       port=known.port,
       key=os.environ.get(known.key_env, ""),
       dtype=known.dtype,
+      base=params,
     )
     with server:
       print(f"serving {server.model} at {server.url}/v1; Ctrl-C stops it", flush=True)

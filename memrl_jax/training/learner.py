@@ -111,6 +111,7 @@ class Learner:
   def _adapt(self, seed: int) -> dict[str, Any]:
     """What the trainer needs to train adapters only; from here on `start` is theirs."""
     config = self.parts.lora
+    self._adapted = weights.fingerprint(self.initial)  # what the adapters belong to
     base = lora.quantize(self.initial, config)
     self.start = lora.init(jax.random.key(seed), self.cfg, config)
     self.initial = lora.dense(lora.attach(base, self.start, self.cfg, config))
@@ -165,8 +166,18 @@ class Learner:
     if self.client is None:
       self.hand(self.engine, self._merged(trained))
     elif trained is not self._pushed:
-      self.client.push_params(self.cfg, self._merged(trained))
+      self._push(trained)
       self._pushed = trained
+
+  def _push(self, trained: Any) -> None:
+    dtype, config = self.client.config.dtype, self.parts.lora
+    if self.client.config.adapters:
+      self.client.push_written(lambda path: lora.save(path, trained, config, self._adapted))
+    else:
+      params = self._merged(trained)
+      self.client.push_written(
+        lambda path: weights.save_directory(path, self.cfg, params, dtype=dtype)
+      )
 
   def warmup(self) -> None:
     """Compiles what sampling needs here."""

@@ -7,7 +7,6 @@ import functools
 import pathlib
 import shutil
 import tempfile
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +26,7 @@ from memrl_jax.memory import (
   transfer,
 )
 from memrl_jax.methods import base, complementary, empo2, mempi, memrl, retrospex
-from memrl_jax.models import policy
+from memrl_jax.models import policy, weights
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.sampling import chat
 from memrl_jax.training.settings import Settings
@@ -50,17 +49,10 @@ def embedder(
       lambda texts: [list(text.reply(one)) for one in texts],
       hidden,
       dimension=cfg.dim,
-      label=f"{settings.model.checkpoint}:{fingerprint(params)}",
+      label=f"{settings.model.checkpoint}:{weights.fingerprint(params)}",
       max_tokens=max(settings.engine.buckets),
     )
   return embed.Cached(made, memory.cache)
-
-
-def fingerprint(params: Any) -> str:
-  """Eight digits that other weights will not share: a checksum over the first values of every array."""
-  firsts = [leaf[(0,) * (leaf.ndim - 1)][:64] for leaf in jax.tree.leaves(params)]
-  values = (np.asarray(first, np.float32).tobytes() for first in jax.device_get(firsts))
-  return f"{zlib.crc32(b''.join(values)):08x}"
 
 
 def _hidden(cfg: DecoderConfig, params: Any, tokens_NT, length_N) -> jax.Array:

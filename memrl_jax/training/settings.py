@@ -409,6 +409,10 @@ class Settings:
         f"updates of this size vanish in {self.model.dtype} weights; train float32 ones "
         "(config.model.dtype), or adapters beside them (config.lora.rank)"
       )
+    if self.remote.adapters and not self.lora.rank:
+      raise ValueError(
+        "no adapters are trained that could be sent alone; set config.remote.adapters to false, or config.lora.rank"
+      )
     if self.train.max_lag and (allowed is None or remembers):
       why = (
         "trains nothing: no weights can lag" if allowed is None

@@ -6,9 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from memrl_jax.models import lora
 from memrl_jax.sampling import fleet, remote, serve
+from memrl_jax.training import learner
 from tests.sampling import test_remote as one
-from tests.sampling.tiny_engine import model, new_engine, text
+from tests.sampling.tiny_engine import model, new_engine, settings, text
 
 
 def new_server(port=0):
@@ -100,14 +102,14 @@ def test_what_all_would_refuse_is_asked_once_and_nobody_is_given_up(servers):
 
 def test_weights_go_to_all_and_who_comes_back_has_them_before_it_is_asked(tmp_path, monkeypatch):
   monkeypatch.setattr(fleet, "_LOOK_S", 0.0)
-  cfg, params = model()
+  _, params = model()
   other = jax.tree.map(lambda leaf: leaf * 0.9, params)
   with new_server() as stays, contextlib.ExitStack() as stack:
     goes = stack.enter_context(new_server())
     port = int(goes.url.rsplit(":")[-1])
     with connect(stays.url, goes.url, weights=str(tmp_path)) as client:
       before = ids(one.answers(client, asks()))
-      client.push_params(cfg, other)
+      one.push(client, other)
       assert stays.worker.version == goes.worker.version == 1
       wanted = ids(one.answers(client, asks()))
       assert wanted != before
@@ -121,7 +123,7 @@ def test_weights_go_to_all_and_who_comes_back_has_them_before_it_is_asked(tmp_pa
       assert again.counts.sampled >= 8  # all of its groups
       assert client.counts.lost == 1 and client.counts.failed == 0
       stack.close()
-      client.push_params(cfg, params)  # nobody waits for the dead
+      one.push(client, params)  # nobody waits for the dead
       assert stays.worker.version == 2 and client.counts.lost == 2
       assert ids(one.answers(client, asks())) == before
 
@@ -171,8 +173,33 @@ def test_weights_may_travel_in_half_the_bytes(tmp_path):
   other = jax.tree.map(lambda leaf: leaf * 0.9, params)
   own = serve.Server(cfg, sampler := new_engine(), text(), model="tiny")
   with own, connect(own.url, weights=str(tmp_path), dtype="bfloat16") as client:
-    client.push_params(cfg, other)
+    one.push(client, other)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert client.counts.pushed_bytes == pytest.approx(2 * size, rel=0.02)
     for got, sent in zip(jax.tree.leaves(sampler._params), jax.tree.leaves(other), strict=True):
       np.testing.assert_array_equal(got, sent.astype("bfloat16").astype("float32"))
+
+
+def test_adapters_travel_alone_and_are_merged_where_they_arrive(tmp_path):
+  """The server's weights are the learner's to the bit, for a few percent of the bytes."""
+  s = settings("lora.rank=2", "loss.old_logps=trainer", "remote.adapters=true")
+  cfg, params = model()
+  own = serve.Server(cfg, sampler := new_engine(), text(), model="tiny", base=params)
+  with own, connect(own.url, weights=str(tmp_path), adapters=True) as client:
+    made = learner.Learner(s, seed=0, total=1, frozen=False, client=client)
+    moved = jax.tree.map(lambda leaf: leaf + 0.03, made.trained)
+    made.state = made.state._replace(params={"policy": moved})
+    made.sync()
+    for got, here in zip(
+      jax.tree.leaves(sampler._params), jax.tree.leaves(made.params), strict=True
+    ):
+      np.testing.assert_array_equal(got, here)
+    assert float(abs(sampler._params["layers"]["qkv"] - params["layers"]["qkv"]).max()) > 1e-3
+    assert client.counts.pushed_bytes < 0.05 * 4 * cfg.parameters
+    with pytest.raises(remote.RemoteError, match="start from the same checkpoint"):
+      client.push_written(lambda path: lora.save(path, moved, s.lora, "01234567"))
+    one.push(client, params)  # whole weights: nothing is left to merge into
+    with pytest.raises(remote.RemoteError, match="restart the server"):
+      made.sync(moved)
+  with pytest.raises(ValueError, match="no adapters are trained"):
+    settings("remote.adapters=true")

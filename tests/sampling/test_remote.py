@@ -1,6 +1,7 @@
 """A server may fail in any way: an answer is right and counted once, or there is none and it says why."""
 
 import contextlib
+import functools
 import http.server
 import json
 import logging
@@ -14,6 +15,7 @@ import pytest
 
 from experiments import run
 from memrl_jax.methods import lamer
+from memrl_jax.models import weights
 from memrl_jax.rollout import pack, policies
 from memrl_jax.sampling import remote, serve
 from memrl_jax.training import evaluate
@@ -126,6 +128,11 @@ def answers(client, made):
   while client.pending:
     found.update(client.poll())
   return [found[ticket] for ticket in order]
+
+
+def push(client, params):
+  write = functools.partial(weights.save_directory, cfg=model()[0], params=params)
+  client.push_written(functools.partial(write, dtype=client.config.dtype))
 
 
 def connect(url, **options):
@@ -381,13 +388,13 @@ def test_params_are_pushed_through_a_shared_directory(server, tmp_path):
     before = answers(client, made)
     client.submit(made[0])
     with pytest.raises(ValueError, match="1 requests are under way"):
-      client.push_params(cfg, other)
+      push(client, other)
     client.poll()
-    client.push_params(cfg, other)
+    push(client, other)
     after = answers(client, made)
     assert {reply.version for reply in after} == {1}
     assert [r.ids.tolist() for r in after] != [r.ids.tolist() for r in before]
-    client.push_params(cfg, params)
+    push(client, params)
     again = answers(client, made)
     assert {reply.version for reply in again} == {2}
     assert [r.ids.tolist() for r in again] == [r.ids.tolist() for r in before]
@@ -396,7 +403,7 @@ def test_params_are_pushed_through_a_shared_directory(server, tmp_path):
     connect(server.url) as client,
     pytest.raises(remote.RemoteError, match=r"config\.remote\.weights"),
   ):
-    client.push_params(cfg, params)
+    push(client, params)
 
 
 def test_replies_of_old_weights_are_dropped_and_counted(tmp_path):
