@@ -170,7 +170,7 @@ class RemotePolicy:
         top_p=config.top_p,
         top_k=config.top_k,
         stop=self._chat.stop_ids if self._chat else (),
-        group=trial.group,
+        home=trial.group,
       )
     )
     self._waiting[ticket] = (messages, view, prompt)

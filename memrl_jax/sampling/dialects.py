@@ -50,7 +50,7 @@ class Transient(Exception):
 class Ask(NamedTuple):
   """One prompt and how to answer it: `prompt` as ids, or `messages` where the server reads text (and images).
 
-  `key` is uint32 [2], as of `engine.Request`; a server's seed is made from it. Prompts of one `group` begin
+  `key` is uint32 [2], as of `engine.Request`; a server's seed is made from it. Prompts of one `home` begin
   alike: they go to one server, where there are several.
   """
 
@@ -62,7 +62,7 @@ class Ask(NamedTuple):
   top_p: float = 1.0
   top_k: int = 0
   stop: tuple[int, ...] = ()
-  group: int = 0
+  home: int = 0
 
   def seed(self, bits: int = 64) -> int:
     """The key as one signed whole number of so many bits; of 31 or fewer, a positive one."""

@@ -2,7 +2,7 @@
 
     connect(RemoteConfig(url="http://a:8000,http://b:8000"))
 
-Requests of one group go to one server (`Ask.group`), where their common beginning is cached. What is sampled
+Requests that begin alike go to one server (`Ask.home`), where that is cached. What is sampled
 depends on a request's key and on the weights alone, so who answers changes nothing. New weights go to all
 servers at once. One that does not answer is given up, and its requests go to the others; a request fails where
 nobody is left. Whoever was given up is looked at again after a while: it is asked only once it has the present
@@ -120,7 +120,7 @@ class Fleet:
   def submit(self, ask: Ask) -> int:
     """Sends a request in the background; its ticket comes back from `poll` with the answer."""
     self._counts.add(asked=1)
-    return self._desk.submit(ask, ask.group % len(self._servers))
+    return self._desk.submit(ask, ask.home % len(self._servers))
 
   def poll(self) -> list[tuple[int, Reply | remote.Failure]]:
     """Waits for an answer and returns it with all others that are there; none without requests."""
@@ -166,8 +166,8 @@ class Fleet:
       _LOG.warning("%s is given up for now: %s", server.client.url, error)
 
   def _answer(self, ticket: int, ask: Ask) -> Reply | remote.Failure:
-    """The reply of the group's server, or of the next that is there; looks at all before it says that none is."""
-    first = ask.group % len(self._servers)
+    """The reply of the server at home, or of the next that is there; looks at all before it says that none is."""
+    first = ask.home % len(self._servers)
     order = self._servers[first:] + self._servers[:first]
     for attempt in range(self.config.retries + 1):
       for server in order:

@@ -159,6 +159,7 @@ class Client:
   def __init__(self, config: RemoteConfig, *, others: bool = False):
     """others: there are other servers, so that who does not answer is not asked again."""
     self.config, self.counts, self.version, self._others = config, Counts(), 0, others
+    self._handed = False  # whether its weights are ours
     (self.url,) = config.urls
     self.push_s = 0.0  # spent on new weights so far, seconds
     self._key = os.environ.get(config.key_env) or ""
@@ -264,7 +265,7 @@ class Client:
         raise RemoteError(f"{error}; {dialect.hint}" if dialect.hint else str(error)) from None
       if isinstance(done, dict) and done.get("success") is False:
         raise RemoteError(f"{self.url} did not load {directory}: {done.get('message')}")
-    self.version = version
+    self.version, self._handed = version, True
 
   def push_written(self, write: Callable[[pathlib.Path], None]) -> None:
     """Lets the server load what `write` puts into a folder of `config.weights`; the one before is removed."""
@@ -418,6 +419,10 @@ class Client:
         raise Transient(
           f"{self.url} answers with weights {reply.version}, and {self.version} were pushed",
           gone=True,
+        )
+      if self._handed and reply.version > self.version:
+        raise RemoteError(
+          f"{self.url} has weights {reply.version}, and {self.version} were pushed: another run uses this server"
         )
       return reply
 

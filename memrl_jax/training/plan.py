@@ -131,7 +131,7 @@ def _resident(model: ahead.Model, settings: settings_lib.Settings) -> dict[str, 
   """Bytes of one chip, by what they are.
 
   weights: those that are trained, or play; start: what training began from, kept for a KL term and the
-  swap test; handed: the sampler's, where they are a copy (another layout or type, adapters and base as one);
+  swap test; behind: those that rollouts ahead of it are sampled with; handed: the sampler's, where they are a copy (another layout or type, adapters and base as one);
   sliced: its copy for decoding.
   """
   whole, layers = _bytes(model.whole), _bytes(model.whole["layers"])
@@ -152,6 +152,10 @@ def _resident(model: ahead.Model, settings: settings_lib.Settings) -> dict[str, 
     sampler |= {"handed": layers} if sampler and not model.handed else {}
   else:
     trained["start"] = whole
+  if (
+    lag := settings.train.max_lag
+  ):  # training.lagged: until an update is done, those of its rollout too
+    trained["behind"] = (lag + 1) * trained["weights"]
   return trained | sampler
 
 

@@ -27,7 +27,7 @@ def connect(*urls, **options):
 
 def asks(groups=4, each=4):
   made = one.asks(groups * each)
-  return [ask._replace(group=index // each) for index, ask in enumerate(made)]
+  return [ask._replace(home=index // each) for index, ask in enumerate(made)]
 
 
 def ids(replies):
@@ -64,7 +64,7 @@ def test_groups_stay_together_and_answers_are_those_of_one_server(servers, wante
     assert client.counts.ids == sum(map(len, wanted))
     for group in range(4):
       counts = [server.counts.sampled for server in servers]
-      one.answers(client, [ask for ask in asks() if ask.group == group])
+      one.answers(client, [ask for ask in asks() if ask.home == group])
       now = [server.counts.sampled for server in servers]
       assert [b - a for a, b in zip(counts, now, strict=True)] == [
         4 * (group % 2 == i) for i in (0, 1)

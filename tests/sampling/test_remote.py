@@ -420,6 +420,9 @@ def test_replies_of_old_weights_are_dropped_and_counted(tmp_path):
     versions += ["1"] * 3
     (failure,) = answers(client, [ASK])
     assert "answers with weights 1, and 2 were pushed" in failure.reason
+    versions += ["3"]
+    (failure,) = answers(client, [ASK])
+    assert "another run uses this server" in failure.reason
 
 
 def test_a_text_chat_refuses_what_it_cannot_be_told():

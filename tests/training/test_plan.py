@@ -131,6 +131,7 @@ def test_a_plan_of_what_is_here_stands_in_the_folder_and_fails_where_it_does_not
   model, monkeypatch, capsys
 ):
   here = arguments(model, "--topology=here", "--config.mesh.data=-1", "--config.engine.slots=4")
+  here.append("--config.train.max_lag=1")
   make, kept = plan.make, []
   monkeypatch.setattr(plan, "make", lambda *given: kept.append(make(*given)) or kept[-1])
   assert run.main(here) == 0
@@ -141,7 +142,9 @@ def test_a_plan_of_what_is_here_stands_in_the_folder_and_fails_where_it_does_not
   assert made["resident"]["weights"] == weights
   assert 2 * weights <= made["resident"]["moments"] <= 2 * weights + 64  # and counts of steps
   # What a gradient needs: what the compiler says, and what lies there and is no argument of it.
-  one, others = made["programs"]["accumulate"], ("moments", "start", "sliced", "cache")
+  one = made["programs"]["accumulate"]
+  others = ("moments", "start", "behind", "sliced", "cache")
+  assert made["resident"]["behind"] == 2 * weights
   assert one["need"] == (
     one["arguments"] + one["temporaries"] + one["outputs"] - one["aliased"]
     + sum(made["resident"][part] for part in others)
