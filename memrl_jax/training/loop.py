@@ -18,7 +18,7 @@ from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import mix, pool
 from memrl_jax.rollout import collect, credit, lessons, pack, policies
-from memrl_jax.sampling import engine, fleet, images, remote
+from memrl_jax.sampling import fleet, images, remote
 from memrl_jax.training import (
   checkpoint,
   evaluate,
