@@ -38,12 +38,16 @@ def records(trials):
   return [json.loads(json.dumps(trial.to_json())) for trial in trials]
 
 
+@functools.cache
+def like():
+  made = loop.Run(settings())
+  return made.actor.saved() | {"behind": made.kept.like(made.actor.trained)}
+
+
 def arrays(place):
   """Those of the last checkpoint."""
-  made = loop.Run(settings())
-  like = made.actor.saved() | {"behind": made.kept.like(made.actor.trained)}
   with checkpoint.Checkpoints(place.checkpoints, keep=9, keep_every=None) as saved:
-    return saved.restore(UPDATES, like)[1]
+    return saved.restore(UPDATES, like())[1]
 
 
 @pytest.fixture(scope="module")
@@ -102,29 +106,26 @@ def kill():
   raise Killed
 
 
-@pytest.mark.parametrize("how", ["killed", "SIGTERM"])
-def test_stopped_in_the_middle_and_resumed_equals_uninterrupted(whole, tmp_path, monkeypatch, how):
-  """What was under way is played again with the weights that the checkpoint has kept."""
+def test_stopped_in_the_middle_and_resumed_equals_uninterrupted(whole, tmp_path, monkeypatch):
+  """First by SIGTERM, then killed; what was under way is played again with the weights of the checkpoint."""
   opened, released = [], []
   open_, release = pool.EnvPool.open, pool.EnvPool.release
   monkeypatch.setattr(pool.EnvPool, "open", lambda s: opened.append(h := open_(s)) or h)
   monkeypatch.setattr(pool.EnvPool, "release", lambda s, h: (released.append(h), release(s, h)))
-  path = tmp_path / "run"
+  path, often, saves = tmp_path / "run", {"train.checkpoint_every": 1}, []
   with monkeypatch.context() as patch:
-    if how == "killed":
-      stopping(patch, 2, kill)
-      with pytest.raises(Killed):
-        run(path, **{"train.checkpoint_every": 1})
-    else:
-      stopping(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
-      saves = []
-      save = loop.Run.save
-      patch.setattr(loop.Run, "save", lambda *a: (saves.append(a[-1]), save(*a)))
-      _, status = run(path, **{"train.checkpoint_every": 1})
-      assert "SIGTERM after update 2" in status and saves == [1, 2]
+    save = loop.Run.save
+    patch.setattr(loop.Run, "save", lambda *a: (saves.append(a[-1]), save(*a)))
+    stopping(patch, 0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    _, status = run(path, **often)
+    assert "SIGTERM after update 1" in status and saves == [1]
+  with monkeypatch.context() as patch:
+    stopping(patch, 2, kill)
+    with pytest.raises(Killed):
+      run(path, resume=True, **often)
   assert sorted(opened) == sorted(released) and opened
   assert not [t for t in threading.enumerate() if t.name.startswith("rollouts")]
-  place, status = run(path, resume=True, **{"train.checkpoint_every": 1})
+  place, status = run(path, resume=True, **often)
   assert status == "finished" and test_loop.files(place) == test_loop.files(whole)
   jax.tree.map(np.testing.assert_array_equal, arrays(place), arrays(whole))
 
