@@ -130,6 +130,12 @@ def test_stopped_in_the_middle_and_resumed_equals_uninterrupted(whole, tmp_path,
   jax.tree.map(np.testing.assert_array_equal, arrays(place), arrays(whole))
 
 
+@pytest.mark.slow  # compiles for another device
+def test_a_sampler_on_a_device_of_its_own_plays_the_same(whole, tmp_path):
+  place, _ = run(tmp_path / "run", **{"replicas.first": 1, "replicas.devices": 1})
+  assert test_loop.files(place) == test_loop.files(whole)
+
+
 def test_an_error_of_a_rollout_comes_out_of_the_run(tmp_path, monkeypatch):
   def broken(self, update, *rest):
     raise Killed(f"update {update}")
