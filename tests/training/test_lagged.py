@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+import types
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +135,34 @@ def test_stopped_in_the_middle_and_resumed_equals_uninterrupted(whole, tmp_path,
 def test_a_sampler_on_a_device_of_its_own_plays_the_same(whole, tmp_path):
   place, _ = run(tmp_path / "run", **{"replicas.first": 1, "replicas.devices": 1})
   assert test_loop.files(place) == test_loop.files(whole)
+
+
+def test_a_rollout_under_way_is_given_up_at_once():
+  started, over = threading.Event(), threading.Event()
+
+  def endless():
+    started.set()
+    return [] if not over.wait(0.01) else 1 / 0
+
+  def rollout(update, envs, trained, leash):
+    policy = leash(types.SimpleNamespace(poll=endless))
+    while update:
+      policy.poll()
+    return []
+
+  sampler = types.SimpleNamespace(stats=engine.Stats())
+  actor = types.SimpleNamespace(trained=jnp.zeros(1), engine=sampler)
+  stub = types.SimpleNamespace(
+    settings=settings(), kept=lagged.Kept(2), actor=actor, client=None, rollout=rollout
+  )
+  rollouts = lagged.Rollouts(stub, None, 0)
+  assert rollouts.take(0).trials == [] and started.wait(10)
+  closing = threading.Thread(target=rollouts.close, daemon=True)
+  closing.start()
+  closing.join(10)
+  given_up = not closing.is_alive()
+  over.set()
+  assert given_up
 
 
 def test_an_error_of_a_rollout_comes_out_of_the_run(tmp_path, monkeypatch):
