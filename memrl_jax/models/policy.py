@@ -63,8 +63,9 @@ def shapes(cfg: DecoderConfig) -> Params:
 
 
 def head(params: Params, cfg: DecoderConfig) -> jax.Array:
-  """The output embedding [V, D]; the input table when the two are tied."""
-  return params["embedding"] if cfg.tie_embeddings else params["head"]
+  """The output embedding [V, D]; the input table when the two are tied (and not told apart)."""
+  tied = cfg.tie_embeddings and "head" not in params
+  return params["embedding"] if tied else params["head"]
 
 
 def hidden(
@@ -76,12 +77,13 @@ def hidden(
   parent_BN: jax.Array | None = None,
   *,
   remat: bool | str = False,
+  between: jax.sharding.Sharding | None = None,
 ) -> jax.Array:
   """Final-normed hidden states [B, T, D] of packed sequences.
 
   A token sees the tokens before it, itself included, in its own segment and in those that lead to
   it (`parent_BN`, see TokenBatch); segment 0 is padding and neither sees nor is seen. `remat`: see
-  KEPT.
+  KEPT. `between`: where the states [B * T, D] lie between two layers; None lets the compiler choose.
   """
   B, T = tokens_BT.shape
   kinds = _Kinds.of(cfg)
@@ -92,12 +94,15 @@ def hidden(
     weights, kind = layer
     block = _layer(cfg, weights)
     query, key, value = block.project(x_ND, kinds.pick(angles, kind))
-    return block.finish(x_ND, attend(query, key, value, kinds.window(cfg, kind))), None
+    return placed(block.finish(x_ND, attend(query, key, value, kinds.window(cfg, kind)))), None
+
+  def placed(x_ND):
+    return x_ND if between is None else jax.lax.with_sharding_constraint(x_ND, between)
 
   if remat:
     keep = jax.checkpoint_policies.save_only_these_names(*KEPT[remat])
     step = jax.checkpoint(step, prevent_cse=False, policy=keep)
-  x_ND = _embed(params["embedding"], cfg, tokens_BT.reshape(-1))
+  x_ND = placed(_embed(params["embedding"], cfg, tokens_BT.reshape(-1)))
   x_ND, _ = jax.lax.scan(step, x_ND, (params["layers"], kinds.index_L))
   return _final_norm(params["final_norm"], cfg, x_ND).reshape(B, T, cfg.dim)
 
@@ -124,6 +129,7 @@ def logprobs(
   *,
   entropy: bool,
   remat: bool | str = False,
+  between: jax.sharding.Sharding | None = None,
   chunk: int = 512,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Log-probs, and entropies if asked, of the sampled tokens under softmax(logits / T), nats.
@@ -142,6 +148,7 @@ def logprobs(
     batch.position_BT,
     batch.parent_BN,
     remat=remat,
+    between=between,
   )
   return head_logprobs(params, cfg, hidden_BTD, batch, entropy=entropy, chunk=chunk)
 

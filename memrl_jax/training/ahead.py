@@ -153,9 +153,10 @@ def model(settings: settings_lib.Settings, made: Mesh, sampler: tuple[Mesh, int]
   base, trained, adapted = {}, plain, {}
   if settings.lora.rank:
     config = settings.lora
-    base = _by_rules(made, jax.eval_shape(lambda p: lora.quantize(p, config), plain))
+    base = jax.eval_shape(lambda p: lora.quantize(p, config), plain)
+    base = mesh.place_params(made, base, settings.mesh.table)
     trained = jax.eval_shape(lambda: lora.init(jax.random.key(0), cfg, config))
-    adapted = {"join": lambda base, trained: lora.attach(base, trained, cfg, config)}
+    adapted = {"base": base, "join": lambda base, trained: lora.attach(base, trained, cfg, config)}
   trainer = step.Trainer(
     cfg,
     settings.loss,
@@ -163,16 +164,16 @@ def model(settings: settings_lib.Settings, made: Mesh, sampler: tuple[Mesh, int]
     made,
     max_tokens=settings.pack.response,
     remat=settings_lib.REMAT[settings.model.remat],
+    compute=settings.model.compute,
+    update=settings.optim.update,
+    layout=settings.mesh,
     **adapted,
   )
-  trainer._base = base  # shapes: its constructor would put them on the mesh
   state = None
   if settings.trains:
-    tree = {"policy": trained}
-    if settings.credit.estimator == "ppo":
-      tree["critic"] = jax.eval_shape(lambda p: step.init_critic(p, cfg), plain)
-    moments = jax.eval_shape(trainer._tx.init, tree)
-    state = step.TrainState(_by_rules(made, tree), _by_rules(made, moments))
+    ppo = settings.credit.estimator == "ppo"
+    critic = jax.eval_shape(lambda p: step.init_critic(p, cfg), plain) if ppo else None
+    state = trainer.init(trained, critic)
   where, samplers = sampler
   handed = where is not made or bool(settings.replicas.dtype)
   dtypes = jnp.dtype(settings.replicas.dtype or dtype)
@@ -192,16 +193,9 @@ def model(settings: settings_lib.Settings, made: Mesh, sampler: tuple[Mesh, int]
 
 def training(model: Model, config: pack.PackConfig) -> dict[str, jax.stages.Lowered]:
   """The gradient of a micro-batch and the optimiser's step."""
-  made, trainer, params = model.mesh, model.trainer, model.state.params
-  rows = NamedSharding(made, PartitionSpec(("data", "fsdp")))
   empty = pack.empty(config)
-  batch = _placed(empty, jax.tree.map(lambda _: rows, empty))
-  sums = _by_rules(made, jax.eval_shape(trainer._zeros_fn, params))
-  old = batch.behaviour_BSK
-  return {
-    "accumulate": trainer._accumulate.lower(model.base, params, sums, batch, old, old),
-    "apply": trainer._apply.lower(model.state, sums),
-  }
+  batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), empty)
+  return model.trainer.lowered(model.state, batch)
 
 
 def sampling(model: Model, config: engine.EngineConfig) -> dict[str, jax.stages.Lowered]:

@@ -1,15 +1,16 @@
-"""Where arrays live: a mesh of axes data, fsdp, tensor, and the rule that places each weight.
+"""Where arrays live: a mesh of axes data, fsdp, tensor, and the rules that place each weight.
 
-Batches are split over data and fsdp along their leading axis; weights over fsdp and tensor by the
-first rule whose pattern matches their path. Axes are Auto: GSPMD partitions the program.
+Batches are split over data and fsdp along their leading axis. A weight's dimensions have names, and
+one table says which axis of the mesh splits a name; what nobody splits is whole on every device. Axes
+are Auto: GSPMD partitions the program.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import re
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,27 +18,90 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from memrl_kernels import target
 
-AXES = ("data", "fsdp", "tensor")
+from memrl_jax.models import lora
 
-# Path pattern -> mesh axis of each dimension. L layers, D width, K key-value heads, M MLP width.
-RULES = (
-  (r"embedding|head", ("tensor", "fsdp")),  # [V, D]
-  (r"qkv", (None, "fsdp", "tensor", None, None)),  # [L, D, K, G + 2, d]
-  (r"out", (None, "tensor", None, None, "fsdp")),  # [L, K, G, d, D]
-  (r"gate_up", (None, "fsdp", None, "tensor")),  # [L, D, 2, M]
-  (r"down", (None, "tensor", "fsdp")),  # [L, M, D]
-)
+AXES = ("data", "fsdp", "tensor")
+OFFLOAD = ("moments", "start")
+HOST, DEVICE = "pinned_host", "device"  # kinds of memory
+
+DIMENSIONS = {
+  "embedding": ("vocab", "embed"),
+  "head": ("vocab", "embed"),
+  "qkv": ("layers", "embed", "kv_heads", "group", "width"),
+  "out": ("layers", "kv_heads", "group", "width", "embed"),
+  "gate_up": ("layers", "embed", "half", "mlp"),
+  "down": ("layers", "mlp", "embed"),
+}
+# Dimension -> axis of the mesh, several joined by "+", "" for none.
+RULES = {
+  "vocab": "tensor", "embed": "fsdp", "kv_heads": "tensor", "mlp": "tensor",
+  "layers": "", "group": "", "width": "", "half": "", "rank": "",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
   """Devices along each axis; data = -1 takes what is left. `first` is the first device's number: two
-  models with meshes behind each other share no device."""
+  models with meshes behind each other share no device.
+
+  rules: changes of RULES, as "mlp=" or "embed=fsdp+data".
+  sequence: between the blocks of training, tokens are split over tensor too: less memory, as much sent.
+  offload: what lies in the host's memory between uses, of "moments" (the optimiser's) and "start" (the
+    weights of the KL term).
+  """
 
   data: int = 1
   fsdp: int = 1
   tensor: int = 1
   first: int = 0
+  rules: tuple[str, ...] = ()
+  sequence: bool = False
+  offload: tuple[str, ...] = ()
+
+  def __post_init__(self):
+    check(self.table)
+    for name in self.offload:
+      if name not in OFFLOAD:
+        raise ValueError(
+          f"{name!r} cannot lie in host memory; choose from {', '.join(OFFLOAD)} (config.mesh.offload)"
+        )
+
+  @property
+  def table(self) -> dict[str, str]:
+    """RULES with the changes of `rules`; ValueError names a change of nothing."""
+    changes = dict(rule.partition("=")[::2] for rule in self.rules)
+    for name in changes:
+      if name not in RULES:
+        raise ValueError(
+          f"no weight has a dimension {name!r}; choose from {', '.join(RULES)} (config.mesh.rules)"
+        )
+    return RULES | changes
+
+
+def check(table: Mapping[str, str], weights: Mapping[str, tuple[str, ...]] = DIMENSIONS) -> None:
+  """ValueError for an axis that there is not, a dimension without a rule, or one axis for two of them."""
+  for name, rule in table.items():
+    for axis in _axes(rule):
+      if axis not in AXES:
+        raise ValueError(
+          f"{name} cannot be split over {axis!r}; the mesh has {', '.join(AXES)} (config.mesh.rules)"
+        )
+  for weight, names in weights.items():
+    if missing := [name for name in names if name not in table]:
+      raise ValueError(f"dimension {missing[0]} of {weight} has no rule; add it to mesh.RULES")
+    taken: dict[str, str] = {}
+    for name in names:
+      for axis in _axes(table[name]):
+        if axis in taken:
+          raise ValueError(
+            f"{axis} would split both {taken[axis]} and {name} of {weight}; give one of them another axis, or "
+            f"none: {name}= (config.mesh.rules)"
+          )
+        taken[axis] = name
+
+
+def _axes(rule: str) -> list[str]:
+  return rule.split("+") if rule else []
 
 
 def make(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
@@ -77,37 +141,69 @@ def jit(mesh: Mesh, function: Callable, **options: Any) -> Any:
 
 
 def place_batch(mesh: Mesh, batch: Any) -> Any:
-  """Splits every array of a batch along its leading axis."""
+  """Splits every array of a batch along its leading axis; of shapes, says where they would lie."""
   sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-  return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), batch)
+  return jax.tree.map(lambda leaf: _put(leaf, sharding), batch)
 
 
-def placement(mesh: Mesh) -> Callable[[Any, Any], NamedSharding]:
-  """Where RULES put a weight: a function of its path in the tree and its shape."""
+def tokens(mesh: Mesh) -> NamedSharding:
+  """A stream [B * T, D] split over all axes: each tensor shard has a stretch of its rows' tokens."""
+  return NamedSharding(mesh, PartitionSpec(AXES))
+
+
+def _put(leaf: Any, where: NamedSharding) -> Any:
+  if isinstance(leaf, jax.ShapeDtypeStruct):
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+  return jax.device_put(leaf, where)
+
+
+def placement(
+  mesh: Mesh, table: Mapping[str, str] = RULES, *, memory: str | None = None
+) -> Callable[[Any, Any], NamedSharding]:
+  """Where the table puts a weight, or an optimiser's moment of it: a function of its path and shape.
+
+  A dimension that its axes do not divide is left whole. `memory`: of this kind, for all but scalars.
+  """
 
   def place(path, leaf) -> NamedSharding:
-    name = jax.tree_util.keystr(path)
-    for pattern, axes in RULES:
-      if re.search(rf"'({pattern})'", name) and leaf.ndim == len(axes):
-        sizes = zip(axes, leaf.shape, strict=True)
+    spec, names = [], _names(path)
+    if names is not None and leaf.ndim == len(names):
+      for name, size in zip(names, leaf.shape, strict=True):
         # An axis of one device splits nothing; leaving it out keeps the sharding that jit returns.
-        spec = [
-          axis if axis and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None
-          for axis, size in sizes
-        ]
-        while spec and spec[-1] is None:
-          spec.pop()
-        return NamedSharding(mesh, PartitionSpec(*spec))
-    return NamedSharding(mesh, PartitionSpec())
+        axes = tuple(axis for axis in _axes(table[name]) if mesh.shape[axis] > 1)
+        whole = not axes or size % math.prod(mesh.shape[axis] for axis in axes)
+        spec.append(None if whole else axes[0] if len(axes) == 1 else axes)
+      while spec and spec[-1] is None:
+        spec.pop()
+    kind = {"memory_kind": memory} if memory and leaf.ndim else {}
+    return NamedSharding(mesh, PartitionSpec(*spec), **kind)
 
   return place
 
 
-def param_shardings(mesh: Mesh, params: Any) -> Any:
-  """A sharding for every weight (or optimiser moment of the same path), by RULES."""
-  return jax.tree_util.tree_map_with_path(placement(mesh), params)
+def _names(path: Any) -> tuple[str, ...] | None:
+  """The dimensions of the weight at a path; None for one that is not split (norms, biases).
+
+  Adapters of a matrix [..., in, out] are [..., in, rank] and [..., rank, out].
+  """
+  keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+  weight = next((key for key in reversed(keys) if key in DIMENSIONS), None)
+  if weight is None:
+    return None
+  names = DIMENSIONS[weight]
+  if keys[-1] not in ("a", "b"):
+    return names
+  if weight == "head":  # transposed
+    return {"a": (names[1], "rank"), "b": ("rank", names[0])}[keys[-1]]
+  end = 1 + lora.INPUTS[weight]
+  return (*names[:end], "rank") if keys[-1] == "a" else (names[0], "rank", *names[end:])
 
 
-def place_params(mesh: Mesh, params: Any) -> Any:
-  """Puts weights or optimiser state where RULES say."""
-  return jax.tree.map(jax.device_put, params, param_shardings(mesh, params))
+def param_shardings(mesh: Mesh, params: Any, table: Mapping[str, str] = RULES, **options) -> Any:
+  """A sharding for every weight (or optimiser moment of the same path), see `placement`."""
+  return jax.tree_util.tree_map_with_path(placement(mesh, table, **options), params)
+
+
+def place_params(mesh: Mesh, params: Any, table: Mapping[str, str] = RULES, **options) -> Any:
+  """Puts weights or optimiser state where the table says; of shapes, says where they would lie."""
+  return jax.tree.map(_put, params, param_shardings(mesh, params, table, **options))

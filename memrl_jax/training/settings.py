@@ -45,7 +45,10 @@ class EnvSettings:
 class ModelSettings:
   """`checkpoint`: "tiny:<name>" for a shipped tiny model, or a directory.
 
-  dtype: of the weights and the cache; "bfloat16" for a model that stays as it is, or under adapters.
+  dtype: of the weights and the cache; "bfloat16" for a model that stays as it is, under adapters, or with
+    config.optim.update.
+  compute: dtype that training computes in, of weights kept in `dtype`; "": the same. What a KL term refers to
+    is kept in it.
   remat: what the backward pass computes again: "none", "all" of a layer, or "some" (not its widest
   projection).
   """
@@ -53,6 +56,7 @@ class ModelSettings:
   checkpoint: str
   dtype: str = "float32"
   remat: str = "all"
+  compute: str = ""
 
   def __post_init__(self):
     if self.remat not in REMAT:
@@ -63,6 +67,11 @@ class ModelSettings:
       raise ValueError(
         f"dtype {self.dtype!r} is not known; choose one of {', '.join(weights.DTYPES)} "
         "(config.model.dtype)"
+      )
+    if self.compute not in ("", "bfloat16") or self.compute == self.dtype:
+      raise ValueError(
+        f"weights of {self.dtype} cannot compute in {self.compute!r}; set config.model.compute to bfloat16 for "
+        'those of float32, or leave it ""'
       )
 
   def directory(self) -> pathlib.Path:
@@ -279,6 +288,7 @@ class ExtractorSettings:
     s, tokens = self.sampling, self.sampling.reflect_tokens
     if not self.train:
       return
+    check_precision(self.model, self.lora, self.optim)
     if s.top_p < 1 or s.top_k > 0 or s.temperature == 0:
       raise ValueError(
         "an extractor that is trained needs temperature > 0, top_p 1 and top_k 0: its log-probs are those of "
@@ -404,11 +414,8 @@ class Settings:
       raise ValueError(
         f"adapters do not go with {self.method_name}, which {why}; set config.lora.rank to 0"
       )
-    if self.train.updates and allowed and self.model.dtype != "float32" and not self.lora.rank:
-      raise ValueError(
-        f"updates of this size vanish in {self.model.dtype} weights; train float32 ones "
-        "(config.model.dtype), or adapters beside them (config.lora.rank)"
-      )
+    if self.train.updates and allowed:
+      check_precision(self.model, self.lora, self.optim)
     if self.remote.adapters and not self.lora.rank:
       raise ValueError(
         "no adapters are trained that could be sent alone; set config.remote.adapters to false, or config.lora.rank"
@@ -533,6 +540,28 @@ class Settings:
       )
     if "random" in self.eval.swap and "random" not in family.players:
       raise ValueError(f"{self.env.name} has no random player for the swap test (config.eval.swap)")
+
+
+def check_precision(
+  model: ModelSettings, adapters: lora.LoraConfig, optim: step.OptimConfig
+) -> None:
+  """Whether weights that are trained move as they should; ValueError names what is wrong."""
+  narrow = model.dtype != "float32" and not adapters.rank
+  if narrow and optim.update == "plain":
+    raise ValueError(
+      f"updates of this size vanish in {model.dtype} weights; train float32 ones (config.model.dtype), adapters "
+      "beside them (config.lora.rank), or set config.optim.update to stochastic or compensated"
+    )
+  if not narrow and optim.update != "plain":
+    raise ValueError(
+      f"what is trained here is float32, to which nothing {optim.update} needs to be done; set "
+      "config.optim.update to plain, or config.model.dtype to bfloat16"
+    )
+  if model.compute and adapters.rank:
+    raise ValueError(
+      "adapters compute in the dtype of the weights below them; set config.model.dtype to "
+      f"{model.compute}, and leave config.model.compute empty"
+    )
 
 
 def changed(options: Any, changes: dict[str, Any]) -> Any:

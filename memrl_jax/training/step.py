@@ -2,6 +2,9 @@
 
 The same program runs on one device or a mesh: batches are split along their leading axis, the sums
 of the loss and of its count run over all of it. Buffers of gradients and state are donated.
+
+Of each trained weight a device holds its part of: the weight, two moments, and, from the first
+micro-batch to the update, the gradient's sum. The update makes no other copy of any of them.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from memrl_jax.models import policy
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.ops import masks, ratios
 from memrl_jax.training import mesh as meshes
-from memrl_jax.training import objective
+from memrl_jax.training import objective, precision
 from memrl_jax.types import TokenBatch
 
 SCHEDULES = ("constant", "cosine")
@@ -28,7 +31,12 @@ SCHEDULES = ("constant", "cosine")
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
-  """AdamW. Units: learning rates per optimiser step; warm-up in optimiser steps."""
+  """AdamW. Units: learning rates per optimiser step; warm-up in optimiser steps.
+
+  update: how bfloat16 weights are moved (`precision`), "stochastic" or "compensated"; "plain" for float32.
+  moments: dtype of the first moment: "bfloat16" saves 2 bytes a weight and rounds it, in every step, by up to
+    1/512. The second, which moves by thousandths, stays float32.
+  """
 
   learning_rate: float = 1e-6
   critic_learning_rate: float = 1e-5
@@ -39,8 +47,16 @@ class OptimConfig:
   eps: float = 1e-8
   weight_decay: float = 0.01
   clip_norm: float = 1.0
+  update: str = "plain"
+  moments: str = "float32"
 
   def __post_init__(self):
+    for name, known in (("update", tuple(precision.UPDATES)), ("moments", precision.MOMENTS)):
+      if getattr(self, name) not in known:
+        raise ValueError(
+          f"{name} {getattr(self, name)!r} is not known; choose one of {', '.join(known)} "
+          f"(config.optim.{name})"
+        )
     if self.schedule not in SCHEDULES:
       raise ValueError(
         f"schedule {self.schedule!r} is not known; choose one of {', '.join(SCHEDULES)} "
@@ -53,7 +69,7 @@ class OptimConfig:
 
 
 class TrainState(NamedTuple):
-  """params holds "policy" and, for PPO, "critic"; opt_state is optax's."""
+  """params holds "policy" and, for PPO, "critic"; opt_state is that of a `precision.Stepper`."""
 
   params: dict[str, Any]
   opt_state: Any
@@ -86,6 +102,7 @@ def optimiser(
         b2=config.beta2,
         eps=config.eps,
         weight_decay=config.weight_decay,
+        mu_dtype=None if config.moments == "float32" else config.moments,
       ),
     )
 
@@ -139,7 +156,9 @@ class Trainer:
 
   With adapters, what is trained is not the weights: `join(base, trained)` makes the weights of the
   policy inside every function, and only `trained` has gradients and an optimiser. `keep`: `update` leaves
-  the old state readable, and holds both for a moment.
+  the old state readable, and holds both for a moment. compute: dtype of every forward and backward pass
+  (`precision.computing`). update: a name of `precision.UPDATES`. layout: what of its section concerns
+  training; `mesh` is made already.
   """
 
   def __init__(
@@ -154,11 +173,19 @@ class Trainer:
     keep: bool = False,
     base: Any | None = None,
     join: Callable[[Any, Any], Any] | None = None,
+    compute: str = "",
+    update: str = "plain",
+    layout: meshes.MeshConfig | None = None,
   ):
-    self.cfg, self.loss, self.mesh = cfg, loss, mesh
-    self._base = {} if base is None else meshes.place_params(mesh, base)
+    layout = layout or meshes.MeshConfig()
+    self.cfg, self.loss, self.mesh, self._rules = cfg, loss, mesh, layout.table
+    self._base = {} if base is None else meshes.place_params(mesh, base, self._rules)
     self._join = (lambda base, trained: trained) if join is None else join
-    self._tx, self._max_tokens, self._remat = tx, max_tokens, remat
+    self._steps, self._max_tokens = precision.UPDATES[update](tx), max_tokens
+    self._compute, self._offloaded = compute, "moments" in layout.offload
+    between = meshes.tokens(mesh) if layout.sequence else None
+    self._how = {"between": between}  # of every pass through the layers; a gradient's also has:
+    self._kept = {"remat": remat, **self._how}
     self._accumulate = meshes.jit(mesh, self._accumulate_fn, donate_argnums=2)
     self._apply = meshes.jit(mesh, self._apply_fn, donate_argnums=() if keep else 0)
     self._zeros = meshes.jit(mesh, self._zeros_fn)
@@ -167,11 +194,18 @@ class Trainer:
     self._values = meshes.jit(mesh, self._values_fn)
 
   def init(self, params: Any, critic: Any | None) -> TrainState:
-    """Places the weights on the mesh and starts the optimiser."""
+    """Places the weights on the mesh and starts the optimiser; of shapes, says where they would lie."""
     tree = {"policy": params} | ({"critic": critic} if critic is not None else {})
-    # Copies: the state is donated, and the caller's arrays must survive that.
-    placed = meshes.place_params(self.mesh, jax.tree.map(jnp.array, tree))
-    return TrainState(placed, meshes.place_params(self.mesh, self._tx.init(placed)))
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree)):
+      placed = meshes.place_params(self.mesh, tree, self._rules)
+      moments = jax.eval_shape(self._steps.init, tree)
+    else:
+      # Copies: the state is donated, and the caller's arrays must survive that.
+      placed = meshes.place_params(self.mesh, jax.tree.map(jnp.array, tree), self._rules)
+      moments = self._steps.init(placed)
+    memory = meshes.HOST if self._offloaded else None
+    moments = meshes.place_params(self.mesh, moments, self._rules, memory=memory)
+    return TrainState(placed, moments)
 
   def compiled(self) -> int:
     """Programs compiled so far; must not grow after the first update."""
@@ -236,15 +270,30 @@ class Trainer:
 
   def lower(self, params: Any, batch: TokenBatch) -> jax.stages.Lowered:
     """The program of a micro-batch's gradient, to look into; shapes are enough."""
-    sums = jax.eval_shape(self._zeros_fn, params)
     behaviour = batch.behaviour_BSK
+    sums = self._sums(params)
     return self._accumulate.lower(self._base, params, sums, batch, behaviour, behaviour)
+
+  def lowered(self, state: TrainState, batch: TokenBatch) -> dict[str, jax.stages.Lowered]:
+    """The programs of an update, from what `init` makes of shapes and from a batch's shapes."""
+    batch = meshes.place_batch(self.mesh, batch)
+    apply = self._apply.lower(state, self._sums(state.params))
+    return {"accumulate": self.lower(state.params, batch), "apply": apply}
+
+  def _sums(self, params: Any) -> Any:
+    """The shapes of a gradient's sums, where they lie."""
+    return meshes.place_params(self.mesh, jax.eval_shape(self._zeros_fn, params), self._rules)
 
   def _place(self, tree: Any) -> Any:
     return meshes.place_batch(self.mesh, tree)
 
+  def _computing(self, params: Any) -> Any:
+    """Weights as a pass through the layers takes them: narrow before they are gathered, not after."""
+    return self._pinned(precision.computing(params, self._compute)) if self._compute else params
+
   def _score_fn(self, base, params, batch):
-    return policy.logprobs(self._join(base, params), self.cfg, batch, entropy=False)[0]
+    weights = self._computing(self._join(base, params))
+    return policy.logprobs(weights, self.cfg, batch, entropy=False, **self._how)[0]
 
   def _old_fn(self, base, params, batch):
     fresh_BS = jnp.where(
@@ -254,21 +303,24 @@ class Trainer:
     return jnp.where(fresh_BS[..., None], fresh_BSK, batch.behaviour_BSK)
 
   def _values_fn(self, critic, batch):
-    return critic_values(critic, self.cfg, batch)
+    return self._critic(critic, batch, **self._how)
+
+  def _critic(self, critic, batch, **how):
+    body = self._computing(critic["body"])
+    return critic_values(critic | {"body": body}, self.cfg, batch, **how)
 
   def _zeros_fn(self, params) -> Sums:
     zero = masks.Open(jnp.zeros(()), jnp.zeros(()))
     names = [*objective.metric_names(self.loss), "train/logp_gap"]
     names += ["train/truncated"] if self.loss.old_logps == "trainer" else []
-    grads = jax.tree.map(jnp.zeros_like, params)
+    grads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)  # float32, of any weights
     return self._pinned(Sums(grads, zero, zero, dict.fromkeys(names, zero), jnp.zeros(())))
 
   def _loss_fn(self, params, base, batch: TokenBatch, old_BSK, ref_BSK):
     """The total of the policy's loss and of the critic's; their weights are disjoint."""
     B, S, K = batch.mask_BSK.shape
-    logp_BSK, entropy_BSK = policy.logprobs(
-      self._join(base, params["policy"]), self.cfg, batch, entropy=True, remat=self._remat
-    )
+    weights = self._computing(self._join(base, params["policy"]))
+    logp_BSK, entropy_BSK = policy.logprobs(weights, self.cfg, batch, entropy=True, **self._kept)
 
     def rows(value_BSK):
       return value_BSK.reshape(B * S, K)
@@ -302,7 +354,7 @@ class Trainer:
       metrics["train/truncated"] = masks.open_sum(over_RK.astype(jnp.float32), on_RK)
     value = masks.Open(jnp.zeros(()), jnp.zeros(()))
     if "critic" in params:
-      value_R = critic_values(params["critic"], self.cfg, batch, remat=self._remat).reshape(B * S)
+      value_R = self._critic(params["critic"], batch, **self._kept).reshape(B * S)
       target_R = batch.value_target_BS.reshape(B * S)
       value = objective.value_loss(value_R, target_R, jnp.any(mask_RK, axis=1))
     total = loss.total + self.loss.value_coef * value.total
@@ -323,18 +375,26 @@ class Trainer:
     return self._pinned(added)
 
   def _pinned(self, tree: Any) -> Any:
-    """Keeps a result where RULES say: in another place it would compile its readers once more."""
-    return jax.lax.with_sharding_constraint(tree, meshes.param_shardings(self.mesh, tree))
+    """Keeps a result where the rules say: in another place it would compile its readers once more."""
+    return jax.lax.with_sharding_constraint(tree, self._shardings(tree))
+
+  def _shardings(self, tree: Any, **options) -> Any:
+    return meshes.param_shardings(self.mesh, tree, self._rules, **options)
 
   def _apply_fn(self, state: TrainState, sums: Sums) -> tuple[TrainState, dict[str, jax.Array]]:
     grads = _closed(sums)
     norms = {name: optax.global_norm(tree) for name, tree in grads.items()}
     finite = jnp.isfinite(sum(norms.values()) + sums.policy.total)
-    updates, opt_state = self._tx.update(grads, state.opt_state, state.params)
-    fresh = TrainState(optax.apply_updates(state.params, updates), opt_state)
+    if self._offloaded:
+      here = self._shardings(state.opt_state, memory=meshes.DEVICE)
+      state = state._replace(opt_state=jax.device_put(state.opt_state, here))
+    fresh = TrainState(*self._steps.step(grads, state.opt_state, state.params))
     # A non-finite gradient must not touch the weights: the loop stops and can dump them.
     kept = jax.tree.map(lambda new, was: jnp.where(finite, new, was), fresh, state)
     kept = self._pinned(kept)
+    if self._offloaded:
+      there = self._shardings(kept.opt_state, memory=meshes.HOST)
+      kept = kept._replace(opt_state=jax.device_put(kept.opt_state, there))
     metrics = {name: masks.close(mean) for name, mean in sums.metrics.items()}
     metrics |= {
       "train/loss": masks.close(sums.policy),
