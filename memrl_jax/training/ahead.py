@@ -31,7 +31,7 @@ from memrl_jax.models import decoder, lora, policy, weights
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.rollout import pack
 from memrl_jax.sampling import engine
-from memrl_jax.training import handover, mesh, roofline, step
+from memrl_jax.training import handover, mesh, precision, roofline, step
 from memrl_jax.training import settings as settings_lib
 
 HERE = "here"  # the topology of the devices of this process
@@ -107,7 +107,7 @@ def replica(
 
 class Model(NamedTuple):
   """A model as `Learner` and `Engine` hold it, in shapes: on the mesh that trains what is trained (`state`),
-  what adapters change (`base`) and the whole weights (`whole`); on that of one sampler, where it differs, what
+  what it began from (`start`), what adapters change (`base`) and the whole weights (`whole`); on that of one sampler, where it differs, what
   plays (`played`), laid out for decoding (`sliced`). `handed`: whether what plays is a copy."""
 
   cfg: DecoderConfig
@@ -116,6 +116,7 @@ class Model(NamedTuple):
   samplers: int
   trainer: step.Trainer
   state: step.TrainState | None
+  start: Any
   base: Any
   whole: Any
   played: Any
@@ -135,10 +136,6 @@ def _placed(shapes: Any, shardings: Any) -> Any:
     shapes,
     shardings,
   )
-
-
-def _by_rules(made: Mesh, shapes: Any) -> Any:
-  return _placed(shapes, mesh.param_shardings(made, shapes))
 
 
 def _everywhere(made: Mesh, shapes: Any) -> Any:
@@ -169,26 +166,30 @@ def model(settings: settings_lib.Settings, made: Mesh, sampler: tuple[Mesh, int]
     layout=settings.mesh,
     **adapted,
   )
-  state = None
+  state, start = None, None
   if settings.trains:
     ppo = settings.credit.estimator == "ppo"
     critic = jax.eval_shape(lambda p: step.init_critic(p, cfg), plain) if ppo else None
     state = trainer.init(trained, critic)
+    start = jax.eval_shape(lambda p: precision.kept(p, settings.model.compute), plain)
+    if settings.lora.rank:  # adapters, and with them merged in what has any: the rest is the base's
+      start = {"adapters": trained, "layers": start["layers"]}
+    memory = mesh.HOST if "start" in settings.mesh.offload else None
+    start = mesh.place_params(made, start, settings.mesh.table, memory=memory)
   where, samplers = sampler
   handed = where is not made or bool(settings.replicas.dtype)
   dtypes = jnp.dtype(settings.replicas.dtype or dtype)
   cast = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtypes), plain)
-  played = _by_rules(where, cast)
+  played = mesh.place_params(where, cast, settings.mesh.table if where is made else mesh.RULES)
   sliced = jax.eval_shape(functools.partial(policy.decode_weights, cfg=cfg), played)
   layout, _ = compiled(engine._decode_weights.lower(played, cfg))
   if isinstance(layout, float):  # too large to tell, and so for the other programs
     sliced = _everywhere(where, sliced)
   else:
     sliced = _placed(sliced, layout.output_shardings)
-  whole = _by_rules(made, plain)
-  return Model(
-    cfg, made, where, samplers, trainer, state, base, whole, played, sliced, handed, dtype.itemsize
-  )
+  whole = mesh.place_params(made, plain, settings.mesh.table)
+  shapes = (state, start, base, whole, played, sliced)
+  return Model(cfg, made, where, samplers, trainer, *shapes, handed, dtype.itemsize)
 
 
 def training(model: Model, config: pack.PackConfig) -> dict[str, jax.stages.Lowered]:

@@ -18,7 +18,7 @@ import numpy as np
 from memrl_jax.models import lora, weights
 from memrl_jax.rollout import pack, policies
 from memrl_jax.sampling import engine, remote, replicas
-from memrl_jax.training import handover, mesh, objective
+from memrl_jax.training import handover, mesh, objective, precision
 from memrl_jax.training import settings as settings_lib
 from memrl_jax.training import step as steps
 from memrl_jax.types import Turn
@@ -60,8 +60,9 @@ class Learner:
   """A model and how it is trained; `state` is what training changes.
 
   `initial` are the weights it comes with, `start` what training begins from and a KL term refers to
-  (with adapters: theirs), or, once it was `anchored`, what it was then. `client` is the server that samples;
-  without one an `engine` here does.
+  (with adapters: theirs), or, once it was `anchored`, what it was then. Both are kept in the dtype that
+  training computes in, where `config.mesh.offload` says. `client` is the server that samples; without one
+  an `engine` here does.
   """
 
   def __init__(
@@ -83,15 +84,16 @@ class Learner:
     self.parts, self.frozen, self.client, self._anchors = parts, frozen, client, first is not None
     self._pushed: Any = None  # the params that the server has
     self.mesh = mesh.make(parts.mesh)
-    self.cfg, self.initial = weights.load_directory(
-      parts.model.directory(), dtype=parts.model.dtype, place=mesh.placement(self.mesh)
-    )
+    place = mesh.placement(self.mesh, parts.mesh.table)
+    folder, dtype = parts.model.directory(), parts.model.dtype
+    self.cfg, initial = weights.load_directory(folder, dtype=dtype, place=place)
     self.chat = parts.model.chat()
-    self.start = self.initial
     played = handover.grid(parts.replicas, self.mesh, jax.devices())
     self._handover = handover.Handover(parts.replicas, played)
-    self.engine = None if client else self.sampler(self.initial)
-    adapted = self._adapt(seed) if parts.lora.rank else {}
+    self.engine = None if client else self.sampler(initial)
+    start, adapted = initial, {}
+    if parts.lora.rank:
+      initial, start, adapted = self._adapt(initial, seed)
     self.trainer = steps.Trainer(
       self.cfg,
       parts.loss,
@@ -100,24 +102,53 @@ class Learner:
       max_tokens=parts.pack.response,
       remat=settings_lib.REMAT[parts.model.remat],
       keep=keep,
+      compute=parts.model.compute,
+      update=parts.optim.update,
+      layout=parts.mesh,
       **adapted,
     )
     if frozen:  # needs no optimiser, nor a copy of its weights
-      self.state = steps.TrainState({"policy": self.initial}, None)
+      self.state = steps.TrainState({"policy": initial}, None)
+      self._initial = self.start = initial
     else:
-      value = steps.init_critic(self.initial, self.cfg) if critic else None
-      self.state = self.trainer.init(self.start, value)
+      value = steps.init_critic(initial, self.cfg) if critic else None
+      self.state = self.trainer.init(start, value)
+      self._initial = self._stored(initial)
+      self.start = self._stored(start) if parts.lora.rank else self._initial
 
-  def _adapt(self, seed: int) -> dict[str, Any]:
-    """What the trainer needs to train adapters only; from here on `start` is theirs."""
+  def _adapt(self, initial: Any, seed: int) -> tuple[Any, Any, dict[str, Any]]:
+    """The weights that adapters start from, the adapters, and what the trainer needs to train them only."""
     config = self.parts.lora
-    self._adapted = weights.fingerprint(self.initial)  # what the adapters belong to
-    base = lora.quantize(self.initial, config)
-    self.start = lora.init(jax.random.key(seed), self.cfg, config)
-    self.initial = lora.dense(lora.attach(base, self.start, self.cfg, config))
+    self._adapted = weights.fingerprint(initial)  # what the adapters belong to
+    base = lora.quantize(initial, config)
+    start = lora.init(jax.random.key(seed), self.cfg, config)
+    initial = lora.dense(lora.attach(base, start, self.cfg, config))
     self._merge = jax.jit(lambda base, trained: lora.merge(base, trained, self.cfg, config))
     self._base = base
-    return {"base": base, "join": lambda b, trained: lora.attach(b, trained, self.cfg, config)}
+    join = {"base": base, "join": lambda b, trained: lora.attach(b, trained, self.cfg, config)}
+    return initial, start, join
+
+  @property
+  def initial(self) -> Any:
+    """The weights it came with, rounded to what training computes in, in their own dtype."""
+    dtype, params = self.parts.model.dtype, self._fetched(self._initial)
+    if not self.parts.model.compute or self.frozen:
+      return params
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+
+  def _stored(self, params: Any) -> Any:
+    """Weights as they are kept that are not trained: a pass of the trainer makes the same of them."""
+    kept = precision.kept(params, self.parts.model.compute)
+    return self._in(mesh.HOST, kept)
+
+  def _fetched(self, params: Any) -> Any:
+    """What was `_stored`, where a program can read it."""
+    return params if self.frozen else self._in(mesh.DEVICE, params)
+
+  def _in(self, memory: str, params: Any) -> Any:
+    if "start" not in self.parts.mesh.offload:
+      return params
+    return mesh.place_params(self.mesh, params, self.parts.mesh.table, memory=memory)
 
   @property
   def context(self) -> int:
@@ -202,7 +233,7 @@ class Learner:
 
   def anchor(self) -> None:
     """From here on a KL term refers to the weights of now."""
-    self.start = jax.tree.map(jnp.array, self.state.params["policy"])
+    self.start = self._stored(jax.tree.map(jnp.array, self.state.params["policy"]))
 
   def rescore(self, turns: Sequence[Turn]) -> None:
     """Sets the behaviour log-probs of turns: those of the weights of now."""
@@ -224,7 +255,9 @@ class Learner:
 
     reference: weights of the KL term, in place of `start`.
     """
-    config, reference = self.parts.loss, self.start if reference is None else reference
+    config = self.parts.loss
+    if reference is None and config.kl_coef:
+      reference = self._fetched(self.start)
     packed = [
       pack.pack_with_places(part, self.parts.pack) for part in pack.split(rows, minibatches, rng)
     ]

@@ -23,6 +23,8 @@ from memrl_jax.models import lora
 AXES = ("data", "fsdp", "tensor")
 OFFLOAD = ("moments", "start")
 HOST, DEVICE = "pinned_host", "device"  # kinds of memory
+# On CPU LLVM does the least that vectorises: a tenth of the compile time less, at the same speed.
+CPU_OPTIONS = {"xla_backend_optimization_level": 1}
 
 DIMENSIONS = {
   "embedding": ("vocab", "embed"),
@@ -125,10 +127,7 @@ def shards(mesh: Mesh) -> int:
 
 
 def jit(mesh: Mesh, function: Callable, **options: Any) -> Any:
-  """`jax.jit` of a function for the devices of a mesh, which TPU kernels in it are split over.
-
-  On CPU LLVM does the least that vectorises: a tenth of the compile time less, at the same speed.
-  """
+  """`jax.jit` of a function for the devices of a mesh, which TPU kernels in it are split over."""
 
   @functools.wraps(function)
   def traced(*arguments):
@@ -136,7 +135,7 @@ def jit(mesh: Mesh, function: Callable, **options: Any) -> Any:
       return function(*arguments)
 
   if mesh.devices.flat[0].platform == "cpu":
-    options["compiler_options"] = {"xla_backend_optimization_level": 1}
+    options["compiler_options"] = CPU_OPTIONS
   return jax.jit(traced, **options)
 
 

@@ -147,11 +147,10 @@ def _resident(model: ahead.Model, settings: settings_lib.Settings) -> dict[str, 
   trained = {"weights": _bytes(params["policy"]), "moments": _bytes(model.state.opt_state)}
   if "critic" in params:
     trained["critic"] = _bytes(params["critic"])
-  if settings.lora.rank:  # what has no adapter is the same array in all of them
-    trained |= {"base": _bytes(model.base), "start": trained["weights"] + layers}
+  trained["start"] = _bytes(model.start)
+  if settings.lora.rank:
+    trained["base"] = _bytes(model.base)
     sampler |= {"handed": layers} if sampler and not model.handed else {}
-  else:
-    trained["start"] = whole
   if (
     lag := settings.train.max_lag
   ):  # training.lagged: until an update is done, those of its rollout too
@@ -165,10 +164,11 @@ def _cached(model: ahead.Model) -> int:
 
 
 def _bytes(tree: Any) -> int:
-  """Of one chip."""
-  leaves = jax.tree.leaves(tree)
+  """Of one chip, without what lies in its host's memory."""
   return sum(
-    math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize for x in leaves
+    math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
+    for x in jax.tree.leaves(tree)
+    if x.sharding.memory_kind != mesh.HOST
   )
 
 

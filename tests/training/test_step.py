@@ -145,18 +145,6 @@ def test_micro_batches_of_any_size_give_one_gradient(params, aggregate):
   close(gradients(turns, params, config), gradients(turns, params, config, packing=small))
 
 
-@pytest.mark.parametrize(
-  "shape",
-  [mesh.MeshConfig(data=4), mesh.MeshConfig(data=2, fsdp=2), mesh.MeshConfig(fsdp=2, tensor=2)],
-  ids=["data4", "data2 fsdp2", "fsdp2 tensor2"],
-)
-def test_the_gradient_on_four_devices_is_that_on_one(params, shape, uncached):
-  if jax.device_count() < 4:
-    pytest.skip("needs 4 devices: XLA_FLAGS=--xla_force_host_platform_device_count=4")
-  turns = rows(17)
-  close(gradients(turns, params), gradients(turns, params, shape=shape, devices=4))
-
-
 def test_prompt_environment_and_padding_logits_have_exactly_zero_gradient(params):
   """With all logits laid open, the loss moves only those that predict a sampled token."""
   (batch,) = pack.pack(rows(5), PACK)
