@@ -191,6 +191,7 @@ def _work(
     return work
   trained = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model.state.params))
   forwards = (settings.loss.old_logps == "trainer") + bool(settings.loss.kl_coef)
+  size = jnp.dtype(settings.model.compute).itemsize if settings.model.compute else size
   once = roofline.score(cfg, p, split, size)
   more = {"remat": settings.model.remat, "critic": "critic" in model.state.params}
   return work | {
@@ -295,13 +296,19 @@ def advice(plan: Plan, settings: settings_lib.Settings) -> list[str]:
       f"{e.slots} (config.engine.slots), or contexts shorter than {e.buckets[-1]} (config.engine.buckets)"
     )))  # fmt: skip
   if held > LARGE * plan.capacity:
-    adapters = "" if settings.lora.rank else ", or train adapters in bfloat16 (config.lora.rank)"
+    more = "" if settings.lora.rank else ", or train adapters in bfloat16 (config.lora.rank)"
+    if away := [name for name in mesh.OFFLOAD if resident.get(name, 0) > NOTABLE * plan.capacity]:
+      more = f", keep {' and '.join(away)} in the host's memory (config.mesh.offload){more}"
     found.append((held, (
       f"weights, their copies and moments take {_size(held)}: split them over more chips than "
-      f"{plan.split.weights} (config.mesh.fsdp, config.mesh.tensor){adapters}"
+      f"{plan.split.weights} (config.mesh.fsdp, config.mesh.tensor){more}"
     )))  # fmt: skip
   if "accumulate" in notable:
     change = "shorter sequences (config.pack.length), or more chips to each (config.mesh.tensor)"
+    if plan.split.tensor > 1 and not settings.mesh.sequence:
+      change = "tokens split over tensor too (config.mesh.sequence)"
+    if settings.model.dtype == "float32" and not settings.model.compute:
+      change = "to compute in bfloat16 (config.model.compute)"
     if settings.model.remat != "all":
       change = f"more recomputation than {settings.model.remat} (config.model.remat)"
     if sequences > plan.split.rows:
