@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from memrl_jax.models import attention, decoder
 from memrl_jax.models.config import DecoderConfig, rope_frequencies
@@ -26,7 +27,8 @@ Params = dict[str, Any]
 
 # What a layer keeps for its backward pass, beside its input; the rest is computed again. "some" also
 # keeps the widest matmul's result: 2 M numbers a token, for 6 % of the time. False keeps everything.
-KEPT = {True: ("attention",), "some": ("attention", "wide")}
+# "offload" keeps what True does, its input too, in the host's memory until the backward pass comes.
+KEPT = {True: ("attention",), "some": ("attention", "wide"), "offload": ("attention", "input")}
 
 
 class DecodeWeights(NamedTuple):
@@ -92,6 +94,7 @@ def hidden(
 
   def step(x_ND, layer):
     weights, kind = layer
+    x_ND = checkpoint_name(x_ND, "input") if remat == "offload" else x_ND
     block = _layer(cfg, weights)
     query, key, value = block.project(x_ND, kinds.pick(angles, kind))
     return placed(block.finish(x_ND, attend(query, key, value, kinds.window(cfg, kind)))), None
@@ -100,11 +103,23 @@ def hidden(
     return x_ND if between is None else jax.lax.with_sharding_constraint(x_ND, between)
 
   if remat:
-    keep = jax.checkpoint_policies.save_only_these_names(*KEPT[remat])
-    step = jax.checkpoint(step, prevent_cse=False, policy=keep)
+    step = jax.checkpoint(step, prevent_cse=False, policy=_keep(remat))
   x_ND = placed(_embed(params["embedding"], cfg, tokens_BT.reshape(-1)))
   x_ND, _ = jax.lax.scan(step, x_ND, (params["layers"], kinds.index_L))
   return _final_norm(params["final_norm"], cfg, x_ND).reshape(B, T, cfg.dim)
+
+
+def _keep(remat: bool | str) -> Any:
+  """Which of its named results `jax.checkpoint` keeps, and where."""
+  policies = jax.checkpoint_policies
+  if remat != "offload":
+    return policies.save_only_these_names(*KEPT[remat])
+  return policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=list(KEPT[remat]),
+    offload_src="device",
+    offload_dst="pinned_host",
+  )
 
 
 def logits(params: Params, cfg: DecoderConfig, hidden_XD: jax.Array) -> jax.Array:

@@ -309,7 +309,7 @@ def advice(plan: Plan, settings: settings_lib.Settings) -> list[str]:
       change = "tokens split over tensor too (config.mesh.sequence)"
     if settings.model.dtype == "float32" and not settings.model.compute:
       change = "to compute in bfloat16 (config.model.compute)"
-    if settings.model.remat != "all":
+    if settings.model.remat in ("none", "some"):
       change = f"more recomputation than {settings.model.remat} (config.model.remat)"
     if sequences > plan.split.rows:
       change = f"micro-batches of fewer than {sequences} sequences (config.pack.sequences)"

@@ -129,6 +129,7 @@ def accumulate(
   """
   layer = _layer(cfg)
   again = {"none": 0, "some": layer.qkv + layer.out, "all": layer.qkv + layer.out + layer.wide}
+  again["offload"] = again["all"]
   bodies = [
     _pass(cfg, config, split, itemsize, forward=1, again=again[remat], backward=1, scored=scored)
     for scored in ((True, False) if critic else (True,))

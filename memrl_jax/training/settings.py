@@ -20,7 +20,12 @@ from memrl_jax.rollout import credit, pack, policies
 from memrl_jax.sampling import chat, engine, remote
 from memrl_jax.training import guard, handover, mesh, objective, step
 
-REMAT = {"none": False, "some": "some", "all": True}  # as `policy.hidden` takes it
+REMAT = {
+  "none": False,
+  "some": "some",
+  "all": True,
+  "offload": "offload",
+}  # as `policy.hidden` takes it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +54,8 @@ class ModelSettings:
     config.optim.update.
   compute: dtype that training computes in, of weights kept in `dtype`; "": the same. What a KL term refers to
     is kept in it.
-  remat: what the backward pass computes again: "none", "all" of a layer, or "some" (not its widest
-  projection).
+  remat: what the backward pass computes again: "none", "all" of a layer, "some" (not its widest projection), or
+    "offload": all, and what it starts from waits in the host's memory.
   """
 
   checkpoint: str

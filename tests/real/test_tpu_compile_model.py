@@ -95,3 +95,33 @@ def test_a_round_of_decoding_reads_both_parts_of_the_cache_by_kernel(generation,
   text = text_of(lowered)
   assert "/decode_attention" in text
   assert text.count('custom_call_target="tpu_custom_call"') == 2 * CFG.layers
+
+
+def test_tokens_split_over_tensor_and_the_hosts_memory_leave_a_chip_less_to_hold():
+  """What a gradient keeps of L layers, of N tokens of width D, as the compiler counts it."""
+  cfg = DecoderConfig.tiny(
+    512, dim=512, layers=16, heads=4, kv_heads=4, head_dim=128, mlp_dim=512, tie_embeddings=False
+  )
+  packing = pack.PackConfig(sequences=1, length=2048, rows=4, response=16)
+
+  def program(name, remat=True, **options):
+    layout = mesh.MeshConfig(tensor=4, **options)
+    chips = mesh.make(layout, grid("v5e", (1, 1, 4)).devices.reshape(-1).tolist())
+    tx = step.optimiser(step.OptimConfig(), 10)
+    one = step.Trainer(
+      cfg, objective.LossConfig(), tx, chips, max_tokens=16, remat=remat, layout=layout
+    )
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), pack.empty(packing))
+    lowered = one.lowered(one.init(policy.shapes(cfg), None), batch)[name]
+    with config.enable_compilation_cache(False):
+      return lowered.compile().memory_analysis()
+
+  inputs = 4 * cfg.layers * 2048 * cfg.dim  # bytes, and a chip's heads of attention a quarter more
+  whole = program("accumulate")
+  away = program("accumulate", sequence=True, remat="offload")
+  print(f"temporaries {whole.temp_size_in_bytes}, split and away {away.temp_size_in_bytes}")
+  assert whole.temp_size_in_bytes - away.temp_size_in_bytes > 0.9 * 1.25 * inputs
+  assert away.host_temp_size_in_bytes >= 2 * inputs / 4
+  # Two moments lie there, weights and gradients here.
+  apply = program("apply", offload=("moments",))
+  assert apply.host_argument_size_in_bytes == pytest.approx(apply.argument_size_in_bytes, rel=0.02)

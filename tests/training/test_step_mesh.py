@@ -76,7 +76,7 @@ def trained(split, critic=True, remat=True, compute="", sequence=False, offload=
     ((8, 1, 1), {"critic": False}, 1e-5),
     ((2, 4, 1), {"critic": True, "remat": "some"}, 1e-5),
     ((2, 2, 2), {"critic": False, "sequence": True}, 1e-5),
-    ((1, 1, 8), {"critic": False, "remat": False, "offload": ("moments",)}, 1e-5),
+    ((1, 1, 8), {"critic": False, "remat": "offload", "offload": ("moments",)}, 1e-5),
     pytest.param(
       (2, 2, 2),
       {"critic": False, "compute": "bfloat16", "sequence": True},
