@@ -42,13 +42,24 @@ class Shared(NamedTuple):
   """A stretch of context that several rows of a decoding step read in common, one block a layer.
 
   Row r reads positions below `base_R[r]` there; column c of its own context stands at position
-  offset_R[r] + c, and counts from the base on.
+  offset_R[r] + c, and counts from the base on. Lane p reads block p, or block `slot_P[p]` in place.
   """
 
   blocks: list[decoder.KV]
   lanes: decoder.Lanes
   base_R: jax.Array
   offset_R: jax.Array
+  slot_P: jax.Array | None = None
+
+
+class Slots(NamedTuple):
+  """A whole slot cache, one block a layer, and where rows read in it: positions below `base_R[r]` from
+  slot lead_R[r], the later ones from slot_R[r]."""
+
+  blocks: list[decoder.KV]
+  slot_R: jax.Array
+  lead_R: jax.Array
+  base_R: jax.Array
 
 
 def init(key: jax.Array, cfg: DecoderConfig) -> Params:
@@ -246,6 +257,35 @@ def prefill(
   return [*(at(layer, scanned) for layer in range(last)), new]
 
 
+def prefill_slots(
+  params: Params,
+  cfg: DecoderConfig,
+  cached: Slots,
+  start_R: jax.Array,
+  tokens_RN: jax.Array,
+) -> list[decoder.KV]:
+  """`prefill` that reads the cached context where it lies, and keeps no scores: see `attention`."""
+  R, N = tokens_RN.shape
+  position_RN = start_R[:, None] + jnp.arange(N, dtype=jnp.int32)[None]
+  kinds = _Kinds.of(cfg)
+  angles = kinds.angles(cfg, position_RN.reshape(-1))
+  nowhere_R = jnp.zeros_like(start_R)
+  stretches = [
+    attention.Stretch(cached.blocks, nowhere_R, cached.base_R, nowhere_R, slot_X=cached.lead_R),
+    attention.Stretch(cached.blocks, cached.base_R, start_R, nowhere_R, slot_X=cached.slot_R),
+  ]
+  x_MD = _embed(params["embedding"], cfg, tokens_RN.reshape(-1))
+  made = []
+  for layer in range(cfg.layers):
+    block = _layer(cfg, jax.tree.map(lambda leaf: leaf[layer], params["layers"]))
+    query, key, value = block.project(x_MD, kinds.pick(angles, int(kinds.index_L[layer])))
+    made.append(_kv(key, value, R))
+    if layer + 1 < cfg.layers:
+      mixed = attention.prefilled(cfg, query, stretches, layer, made[-1], position_RN)
+      x_MD = block.finish(x_MD, mixed)
+  return made
+
+
 def decode_weights(params: Params, cfg: DecoderConfig) -> DecodeWeights:
   """Slice and transpose once, outside the decode loop."""
   return DecodeWeights(
@@ -268,6 +308,7 @@ def decode(
   step: jax.Array,
   token_R: jax.Array,
   shared: Shared | None = None,
+  slot_R: jax.Array | None = None,
 ) -> tuple[jax.Array, list[decoder.KV]]:
   """Feed one token a row: its logits [R, V], and `fresh` with its key and value in column `step`.
 
@@ -286,13 +327,19 @@ def decode(
   stretches = []
   if shared is not None:
     nowhere_R = jnp.zeros_like(length_R)
-    stretches.append(attention.Stretch(shared.blocks, None, shared.base_R, nowhere_R, shared.lanes))
+    stretches.append(
+      attention.Stretch(
+        shared.blocks, None, shared.base_R, nowhere_R, shared.lanes, shared.slot_P
+      )
+    )
   if context:
     first_R, origin_R = None, jnp.zeros_like(length_R)
     if shared is not None:
       first_R, origin_R = shared.base_R - shared.offset_R, shared.offset_R
-    stretches.append(attention.Stretch(context, first_R, length_R - origin_R, origin_R))
-  kernels = attention.by_kernel()
+    stretches.append(
+      attention.Stretch(context, first_R, length_R - origin_R, origin_R, slot_X=slot_R)
+    )
+  kernels = attention.by_kernel() or slot_R is not None
   if not kernels:
     masks = [_seen(cfg, kinds, position_R1, stretch) for stretch in stretches]
     index_N = jnp.arange(fresh[0].value_BKSd.shape[-2])
