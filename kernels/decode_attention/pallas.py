@@ -136,7 +136,22 @@ def _blocks(start, length, N):
 
 
 def _kernel(
-  start, length, slot, bounds, query, key, value, out, lse, top, total, sums, *, scale, soft_cap, narrow
+  start,
+  length,
+  _,
+  bounds,
+  query,
+  key,
+  value,
+  out,
+  lse,
+  top,
+  total,
+  sums,
+  *,
+  scale,
+  soft_cap,
+  narrow,
 ):
   r, c = pl.program_id(0), pl.program_id(1)
   N = key.shape[3]

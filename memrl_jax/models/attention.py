@@ -97,8 +97,8 @@ def cached(
 ) -> jax.Array:
   """Attention of one query a row to cached stretches and to the columns 0..step of `fresh`.
 
-  The parts are joined by their log-sum-exp. `fresh` has rows and heads merged; it is as short as a
-  round, less than a kernel's block, so plain matmuls read it.
+  The parts are joined by their log-sum-exp. `fresh` is as short as a round, less than a kernel's
+  block, so plain matmuls read it.
   """
   R, K, G, d = query_RKGd.shape
   window = cfg.sliding_window if cfg.local_layers[layer] else None
@@ -179,7 +179,7 @@ def prefilled(
 
   def local(query_RQKGd, seen):
     R, _, K, _, _ = query_RQKGd.shape
-    blocks = next(n for n in range(1, Q + 1) if Q % n == 0 and Q // n * G * K <= _LINES or n == Q)
+    blocks = next(n for n in range(1, Q + 1) if (Q % n == 0 and Q // n * G * K <= _LINES) or n == Q)
     query = query_RQKGd.reshape(R, blocks, Q // blocks, K, G, d).swapaxes(2, 3)
     query = query.reshape(R * blocks, K, Q // blocks * G, d)
 
