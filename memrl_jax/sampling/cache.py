@@ -28,7 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from memrl_jax.models import attention, decoder
 from memrl_jax.models.config import DecoderConfig
 
-_LINE = 128  # columns of a tile: a TPU keeps keys with the columns last only in multiples of it
+LINE = 128  # columns of a tile: a TPU keeps keys with the columns last only in multiples of it
 
 
 class Move(NamedTuple):
@@ -249,7 +249,7 @@ def shapes(
   """The device arrays, as shapes with shardings, on the devices of `sharding`."""
   columns = width + slack
   if apart:
-    columns = -(-columns // _LINE) * _LINE
+    columns = -(-columns // LINE) * LINE
   if isinstance(sharding, NamedSharding):
     mesh, axis = sharding.mesh, attention.HEADS[0]
     splits = mesh.shape.get(axis, 1) > 1 and cfg.kv_heads % mesh.shape[axis] == 0

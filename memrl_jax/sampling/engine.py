@@ -116,7 +116,7 @@ class Engine:
       )
     self._params = None if self.in_place else params
     self._mesh = target.mesh_of(params["embedding"])
-    self._weights = programs.weights(params, self.cfg, in_place=self.in_place)
+    self._weights = programs.weights(self.cfg, params, in_place=self.in_place)
     self.version += 1
     self._reset()
 

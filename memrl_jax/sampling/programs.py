@@ -58,7 +58,7 @@ def reads_in_place(params: policy.Params) -> bool:
   return "tpu" in devices or target.interpreted()
 
 
-def weights(params: policy.Params, cfg: DecoderConfig, *, in_place: bool) -> Weights:
+def weights(cfg: DecoderConfig, params: policy.Params, *, in_place: bool) -> Weights:
   """The weights as decoding reads them; of ChipWeights, prefill too."""
   if not in_place:
     return _decode_weights(params, cfg)
@@ -225,7 +225,7 @@ class Resident(NamedTuple):
   cache: list[decoder.KV]
 
 
-def resident(params: policy.Params, cfg: DecoderConfig, config: EngineConfig) -> Resident:
+def resident(cfg: DecoderConfig, params: policy.Params, config: EngineConfig) -> Resident:
   """What an engine of these weights (ShapeDtypeStructs with shardings will do) keeps, once it has grown."""
   in_place = reads_in_place(params)
   embedding = params["embedding"]
@@ -233,10 +233,10 @@ def resident(params: policy.Params, cfg: DecoderConfig, config: EngineConfig) ->
     cfg, config.slots, config.buckets[-1], config.round_steps, embedding.dtype, embedding.sharding,
     apart=in_place,
   )  # fmt: skip
-  return Resident(_weight_shapes(params, cfg, in_place), kv)
+  return Resident(_weight_shapes(cfg, params, in_place), kv)
 
 
-def _weight_shapes(params: policy.Params, cfg: DecoderConfig, in_place: bool) -> Weights:
+def _weight_shapes(cfg: DecoderConfig, params: policy.Params, in_place: bool) -> Weights:
   """As the jitted functions lay them out: an axis that stays one keeps its place on the mesh."""
 
   def like(leaf, function, spec):
@@ -268,13 +268,13 @@ def _weight_shapes(params: policy.Params, cfg: DecoderConfig, in_place: bool) ->
 
 
 def lowered(
-  params: policy.Params, cfg: DecoderConfig, config: EngineConfig
+  cfg: DecoderConfig, params: policy.Params, config: EngineConfig
 ) -> dict[str, jax.stages.Lowered]:
   """The largest prefill, and the largest round: all slots, each at the longest context.
 
   The programs that an engine of these weights runs (ShapeDtypeStructs with shardings will do).
   """
-  kept, embedding = resident(params, cfg, config), params["embedding"]
+  kept, embedding = resident(cfg, params, config), params["embedding"]
   mesh, columns = target.mesh_of(embedding), config.buckets[-1]
   R, N, S = config.prefill_rows[-1], config.prefill_chunks[-1], config.slots
   where = embedding.sharding

@@ -10,7 +10,6 @@ moments and batches are shapes that know where they would lie.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import re
@@ -26,10 +25,11 @@ from jax._src import (
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from memrl_jax.models import decoder, lora, policy, weights
+from memrl_jax.models import lora, policy, weights
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.rollout import pack
-from memrl_jax.sampling import engine
+from memrl_jax.sampling import programs
+from memrl_jax.sampling.requests import EngineConfig
 from memrl_jax.training import mesh, roofline, step
 from memrl_jax.training import settings as settings_lib
 
@@ -88,7 +88,7 @@ def grid(settings: settings_lib.Settings, topology: str, chips: Sequence[jax.Dev
 
 class Model(NamedTuple):
   """A model on a mesh as `Learner` and `Engine` hold it, in shapes: what is trained (`state`), what adapters
-  change (`base`), what plays (`played`), laid out for decoding (`sliced`)."""
+  change (`base`), what plays (`played`), what the engine keeps for it (`sampler`)."""
 
   cfg: DecoderConfig
   mesh: Mesh
@@ -96,7 +96,7 @@ class Model(NamedTuple):
   state: step.TrainState | None
   base: Any
   played: Any
-  sliced: Any
+  sampler: programs.Resident
   itemsize: int
 
 
@@ -112,12 +112,8 @@ def _by_rules(made: Mesh, shapes: Any) -> Any:
   return _placed(shapes, mesh.param_shardings(made, shapes))
 
 
-def _everywhere(made: Mesh, shapes: Any) -> Any:
-  return _placed(shapes, jax.tree.map(lambda _: NamedSharding(made, PartitionSpec()), shapes))
-
-
 def model(settings: settings_lib.Settings, made: Mesh) -> Model:
-  """The model in shapes; compiles how its weights are laid out for decoding, to see where they lie."""
+  """The model in shapes."""
   cfg = weights.read_config(settings.model.directory())
   dtype = jnp.dtype(settings.model.dtype)
   plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), policy.shapes(cfg))
@@ -145,13 +141,8 @@ def model(settings: settings_lib.Settings, made: Mesh) -> Model:
     moments = jax.eval_shape(trainer._tx.init, tree)
     state = step.TrainState(_by_rules(made, tree), _by_rules(made, moments))
   played = _by_rules(made, plain)
-  sliced = jax.eval_shape(functools.partial(policy.decode_weights, cfg=cfg), played)
-  layout, _ = compiled(engine._decode_weights.lower(played, cfg))
-  if isinstance(layout, float):  # too large to tell, and so for the other programs
-    sliced = _everywhere(made, sliced)
-  else:
-    sliced = _placed(sliced, layout.output_shardings)
-  return Model(cfg, made, trainer, state, base, played, sliced, dtype.itemsize)
+  sampler = programs.resident(cfg, played, settings.engine)
+  return Model(cfg, made, trainer, state, base, played, sampler, dtype.itemsize)
 
 
 def training(model: Model, config: pack.PackConfig) -> dict[str, jax.stages.Lowered]:
@@ -168,28 +159,9 @@ def training(model: Model, config: pack.PackConfig) -> dict[str, jax.stages.Lowe
   }
 
 
-def sampling(model: Model, config: engine.EngineConfig) -> dict[str, jax.stages.Lowered]:
+def sampling(model: Model, config: EngineConfig) -> dict[str, jax.stages.Lowered]:
   """The largest prefill and the largest round of the engine: all slots, each at the longest context."""
-  made, cfg, columns = model.mesh, model.cfg, config.buckets[-1]
-  dtype = model.played["embedding"].dtype
-
-  def array(dtype, *shape):
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-  i32, f32 = functools.partial(array, jnp.int32), functools.partial(array, jnp.float32)
-  R, N, S = config.prefill_rows[-1], config.prefill_chunks[-1], config.slots
-  lead, d = (cfg.layers, R, cfg.kv_heads), cfg.head_dim
-  stacked = decoder.KV(array(dtype, *lead, d, columns), array(dtype, *lead, columns, d))
-  rows = engine._Rows(
-    *(i32(S),) * 4, array(jnp.uint32, S, 2), f32(S), f32(S), i32(S), i32(S, config.max_stop)
-  )
-  context = jax.eval_shape(lambda: policy.empty_kv(cfg, S, columns, dtype))
-  prompts = _everywhere(made, (stacked, i32(R), i32(R, N)))
-  round_of = _everywhere(made, (context, rows, f32(S, config.round_steps, 2), i32(), i32()))
-  return {
-    "prefill": engine._prefill.lower(model.played, cfg, *prompts),
-    "decode": engine._round.lower(model.sliced, cfg, *round_of, None, mesh=made),
-  }
+  return programs.lowered(model.cfg, model.played, config)
 
 
 def compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled | float, float]:
