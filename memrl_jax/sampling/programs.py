@@ -225,9 +225,11 @@ class Resident(NamedTuple):
   cache: list[decoder.KV]
 
 
-def resident(cfg: DecoderConfig, params: policy.Params, config: EngineConfig) -> Resident:
+def resident(
+  cfg: DecoderConfig, params: policy.Params, config: EngineConfig, *, in_place: bool | None = None
+) -> Resident:
   """What an engine of these weights (ShapeDtypeStructs with shardings will do) keeps, once it has grown."""
-  in_place = reads_in_place(params)
+  in_place = reads_in_place(params) if in_place is None else in_place
   embedding = params["embedding"]
   kv = cache.shapes(
     cfg, config.slots, config.buckets[-1], config.round_steps, embedding.dtype, embedding.sharding,
@@ -268,13 +270,13 @@ def _weight_shapes(cfg: DecoderConfig, params: policy.Params, in_place: bool) ->
 
 
 def lowered(
-  cfg: DecoderConfig, params: policy.Params, config: EngineConfig
+  cfg: DecoderConfig, params: policy.Params, config: EngineConfig, *, in_place: bool | None = None
 ) -> dict[str, jax.stages.Lowered]:
   """The largest prefill, and the largest round: all slots, each at the longest context.
 
   The programs that an engine of these weights runs (ShapeDtypeStructs with shardings will do).
   """
-  kept, embedding = resident(cfg, params, config), params["embedding"]
+  kept, embedding = resident(cfg, params, config, in_place=in_place), params["embedding"]
   mesh, columns = target.mesh_of(embedding), config.buckets[-1]
   R, N, S = config.prefill_rows[-1], config.prefill_chunks[-1], config.slots
   where = embedding.sharding
