@@ -15,12 +15,20 @@ from memrl_jax.sampling import programs
 from memrl_jax.training import mesh
 
 CFG = DecoderConfig.tiny(
-  96, dim=32, layers=3, heads=4, kv_heads=4, head_dim=8, mlp_dim=32, sliding_window=12,
+  96, dim=32, layers=2, heads=4, kv_heads=4, head_dim=8, mlp_dim=32, sliding_window=12,
   global_every=2,
 )  # fmt: skip
 SHAPES = engine_lib.EngineConfig(
   slots=4, buckets=(64,), prefill_rows=(2,), prefill_chunks=(8,), round_steps=4, share=2
 )
+
+
+
+
+@pytest.fixture(autouse=True)
+def only_full_rounds(monkeypatch):
+  """Fewer programs to compile."""
+  monkeypatch.setattr(engine_lib.EngineConfig, "round_rows", property(lambda self: (self.slots,)))
 
 
 @functools.cache
