@@ -72,7 +72,8 @@ _chip_layer = jax.jit(policy.chip_layer, static_argnames="cfg")
 prefill = jax.jit(policy.prefill, static_argnames="cfg")
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "mesh"))
+# Unused arguments (most of the last layer) are kept: they lie there, and a plan counts them.
+@functools.partial(jax.jit, static_argnames=("cfg", "mesh"), keep_unused=True)
 def prefill_in_place(
   weights: policy.ChipWeights,
   cfg: DecoderConfig,

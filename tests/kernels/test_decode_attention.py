@@ -159,7 +159,13 @@ def test_rows_read_any_line_of_a_larger_cache_in_place(impl, d):
   arrays = query, jnp.where(unread, jnp.nan, key), jnp.where(unread, jnp.nan, value)
   got = tpu.interpret(run, *arrays) if impl == "pallas" else run(*arrays)
   want = decode_attention(
-    query, key[slot], value[slot], jnp.asarray(LENGTH_R), jnp.asarray(START_R), impl="ref", **options
+    query,
+    key[slot],
+    value[slot],
+    jnp.asarray(LENGTH_R),
+    jnp.asarray(START_R),
+    impl="ref",
+    **options,
   )
   assert_close(got, want, rtol=1e-5, atol=1e-6)
 

@@ -23,8 +23,6 @@ SHAPES = engine_lib.EngineConfig(
 )
 
 
-
-
 @pytest.fixture(autouse=True)
 def only_full_rounds(monkeypatch):
   """Fewer programs to compile."""
