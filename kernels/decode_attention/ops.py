@@ -24,6 +24,7 @@ def decode_attention(
   value_RKCd: jax.Array,
   length_RX: jax.Array,
   start_RX: jax.Array | None = None,
+  slot_R: jax.Array | None = None,
   *,
   scale: float,
   soft_cap: float | None = None,
@@ -44,7 +45,7 @@ def decode_attention(
   the data axes, K over the tensor axis). "auto" is "pallas" where that can run and its blocks fit,
   else "xla".
   """
-  _check(query_RKGd, key_RKdC, value_RKCd, length_RX, start_RX, block)
+  _check(query_RKGd, key_RKdC, value_RKCd, length_RX, start_RX, slot_R, block)
   if start_RX is None:
     start_RX = jnp.zeros_like(length_RX)
   length_RX, start_RX = (x[:, None] if x.ndim == 1 else x for x in (length_RX, start_RX))
@@ -54,7 +55,10 @@ def decode_attention(
     chosen = target.chooses_pallas() and pallas.fits(key_RKdC, block)
     impl = "pallas" if chosen else "xla"
   options = dict(scale=scale, soft_cap=soft_cap)
-  arrays = target.vary_alike(query_RKGd, key_RKdC, value_RKCd, length_RX, start_RX)
+  arrays = (query_RKGd, key_RKdC, value_RKCd, length_RX, start_RX)
+  if slot_R is not None:
+    arrays += (slot_R,)
+  arrays = target.vary_alike(*arrays)
   match impl:
     case "ref":
       return ref.decode_attention(*arrays, **options)
@@ -69,10 +73,10 @@ def decode_attention(
       )
 
 
-def _check(query, key, value, length, start, block):
+def _check(query, key, value, length, start, slot, block):
   R, K, _, d = query.shape if query.ndim == 4 else (None,) * 4
-  C = key.shape[-1]
-  if key.shape != (R, K, d, C) or value.shape != (R, K, C, d):
+  S, C = R if slot is None else key.shape[0], key.shape[-1]
+  if key.shape != (S, K, d, C) or value.shape != (S, K, C, d):
     raise ValueError(
       f"decode_attention needs queries [R, K, G, d], keys [R, K, d, C] and values [R, K, C, d], got "
       f"{query.shape}, {key.shape} and {value.shape}; keys lie transposed"
@@ -90,5 +94,9 @@ def _check(query, key, value, length, start, block):
         f"decode_attention got {name} {array.dtype}{array.shape} for {R} rows of {G} queries; give "
         f"int32 ({R},), or ({R}, {G}), and both alike"
       )
+  if slot is not None and (slot.shape != (R,) or slot.dtype != jnp.int32):
+    raise ValueError(
+      f"decode_attention got slot_R {slot.dtype}{slot.shape} for {R} rows; give int32 ({R},)"
+    )
   if block is not None and block < 1:
     raise ValueError(f"decode_attention got block={block}; at least one column a block is needed")

@@ -61,6 +61,7 @@ def decode_attention(
   value: jax.Array,
   length: jax.Array,
   start: jax.Array,
+  slot: jax.Array | None = None,
   *,
   scale: float,
   soft_cap: float | None,
@@ -71,15 +72,25 @@ def decode_attention(
   bounds = jnp.stack([start, length], axis=2)
   start, length = start.min(axis=1), length.max(axis=1)  # of all queries of a row
   _, count = _blocks(start, length, N)
+  if slot is None:
+    slot = target.like(start, jnp.arange(R, dtype=jnp.int32))
   # Heads narrower than a line of lanes: XLA keeps such values with the columns last, so that this
   # is no copy, and handing them over with the heads last would be one of the whole cache.
   narrow = d % _LANES != 0
   if narrow:
     value = value.swapaxes(2, 3)
 
-  def at(r, c, start, length):
+  def line(r, c, start, length, slot):
     first, count = _blocks(start[r], length[r], N)
-    return first + jnp.minimum(c, jnp.maximum(count - 1, 0))
+    return slot[r], first + jnp.minimum(c, jnp.maximum(count - 1, 0))
+
+  def keys_at(*step):
+    s, n = line(*step)
+    return s, 0, 0, n
+
+  def values_at(*step):
+    s, n = line(*step)
+    return s, 0, n, 0
 
   def like(shape):
     kind = jax.typeof(query).manual_axis_type
@@ -87,18 +98,18 @@ def decode_attention(
 
   heads = pl.BlockSpec((1, K, G, d), lambda r, c, *_: (r, 0, 0, 0))
   sums = pl.BlockSpec((1, K, G, 1), lambda r, c, *_: (r, 0, 0, 0))
-  keys = pl.BlockSpec((1, K, d, N), lambda *step: (step[0], 0, 0, at(*step)))
+  keys = pl.BlockSpec((1, K, d, N), keys_at)
   out, lse = pl.pallas_call(
     functools.partial(_kernel, scale=scale, soft_cap=soft_cap, narrow=narrow),
     out_shape=[like((R, K, G, d)), like((R, K, G, 1))],
     grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=2,
+      num_scalar_prefetch=3,
       grid=(R, jnp.maximum(count.max(), 1)),
       in_specs=[
         pl.BlockSpec((1, X, 2), lambda r, c, *_: (r, 0, 0)),
         heads,
         keys,
-        keys if narrow else pl.BlockSpec((1, K, N, d), lambda *step: (step[0], 0, at(*step), 0)),
+        keys if narrow else pl.BlockSpec((1, K, N, d), values_at),
       ],
       out_specs=[heads, sums],
       scratch_shapes=[
@@ -112,7 +123,7 @@ def decode_attention(
       vmem_limit_bytes=int(0.875 * target.fast_memory()),
     ),
     name="decode_attention",
-  )(start, length, bounds, query, key, value)
+  )(start, length, slot, bounds, query, key, value)
   return Part(out, lse[..., 0])
 
 
@@ -125,7 +136,22 @@ def _blocks(start, length, N):
 
 
 def _kernel(
-  start, length, bounds, query, key, value, out, lse, top, total, sums, *, scale, soft_cap, narrow
+  start,
+  length,
+  _,
+  bounds,
+  query,
+  key,
+  value,
+  out,
+  lse,
+  top,
+  total,
+  sums,
+  *,
+  scale,
+  soft_cap,
+  narrow,
 ):
   r, c = pl.program_id(0), pl.program_id(1)
   N = key.shape[3]

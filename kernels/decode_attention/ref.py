@@ -48,6 +48,7 @@ def decode_attention(
   value_RKCd: jax.Array,
   length_RX: jax.Array,
   start_RX: jax.Array,
+  slot_R: jax.Array | None = None,
   *,
   scale: float,
   soft_cap: float | None,
@@ -57,8 +58,10 @@ def decode_attention(
       z_c = scale * q . k_c,   z <- cap tanh(z / cap),   out = sum_c softmax_c(z) v_c,   log sum exp z
 
   The matmuls run in the dtype of the queries and add in float32. Columns outside are never seen,
-  whatever they hold.
+  whatever they hold. Row r reads line slot_R[r] of the cache (None: line r).
   """
+  if slot_R is not None:
+    key_RKdC, value_RKCd = key_RKdC[slot_R], value_RKCd[slot_R]
   column_11C = jnp.arange(key_RKdC.shape[-1])[None, None]
   see_RXC = (start_RX[:, :, None] <= column_11C) & (column_11C < length_RX[:, :, None])
   score = scale * jnp.einsum(

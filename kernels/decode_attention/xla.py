@@ -19,7 +19,9 @@ def fit(key: jax.Array, block: int | None) -> int:
   return min(block or (256 if target.platform() == "cpu" else 1024), key.shape[-1])
 
 
-def decode_attention(query, key, value, length, start, *, scale, soft_cap, block) -> Part:
+def decode_attention(
+  query, key, value, length, start, slot=None, *, scale, soft_cap, block
+) -> Part:
   R, K, G, d = query.shape
   C, N, X = key.shape[-1], block, R * K
   merged = query.reshape(X, G, d)
@@ -27,14 +29,21 @@ def decode_attention(query, key, value, length, start, *, scale, soft_cap, block
   def spread(see):
     return jnp.broadcast_to(see[:, None], (R, K, *see.shape[1:])).reshape(X, *see.shape[1:])
 
+  def columns(array, at, axis):
+    if slot is None:
+      return jax.lax.dynamic_slice_in_dim(array, at, N, axis)
+    sizes = (1, *array.shape[1:axis], N, *array.shape[axis + 1 :])
+    first = [at if one == axis else 0 for one in range(1, 4)]
+    return jax.vmap(lambda s: jax.lax.dynamic_slice(array, (s, *first), sizes)[0])(slot)
+
   def visit(n, sums):
     top, total, sums = sums
     at = jnp.minimum(n * N, C - N)  # the last block may overlap the one before
     column_11N = at + jnp.arange(N)[None, None]
     see = (jnp.maximum(start, n * N)[..., None] <= column_11N) & (column_11N < length[..., None])
     see, some = spread(see), spread(see.any(axis=1))
-    keys = jax.lax.dynamic_slice_in_dim(key, at, N, axis=3).reshape(X, d, N)
-    values = jax.lax.dynamic_slice_in_dim(value, at, N, axis=2).reshape(X, N, d)
+    keys = columns(key, at, axis=3).reshape(X, d, N)
+    values = columns(value, at, axis=2).reshape(X, N, d)
     score = scale * jnp.einsum("xgd,xdn->xgn", merged, keys, preferred_element_type=jnp.float32)
     if soft_cap is not None:
       score = soft_cap * jnp.tanh(score / soft_cap)

@@ -22,13 +22,15 @@ from memrl_jax.models import decoder
 from memrl_jax.models.config import DecoderConfig
 
 ROWS, HEADS = ("data", "fsdp"), ("tensor",)  # axes of the mesh, see training.mesh
+_LINES = 2048  # queries of all heads that a prefill kernel takes at once: 4 MB of scores a block
 
 
 class Stretch(NamedTuple):
   """Cached columns that decoding reads, one block a layer, and which of them a global layer sees.
 
   Row r sees columns first_R[r] (None: 0) to end_R[r] - 1; column c stands at position
-  origin_R[r] + c. With lanes, several rows read one block; without, block b belongs to row b.
+  origin_R[r] + c. With lanes, several rows read one block; without, block b belongs to row b. With
+  `slot_X` row, or lane, x reads block slot_X[x] of many, in place.
   """
 
   blocks: list[decoder.KV]
@@ -36,6 +38,7 @@ class Stretch(NamedTuple):
   end_R: jax.Array
   origin_R: jax.Array
   lanes: decoder.Lanes | None = None
+  slot_X: jax.Array | None = None
 
 
 def by_kernel() -> bool:
@@ -94,8 +97,8 @@ def cached(
 ) -> jax.Array:
   """Attention of one query a row to cached stretches and to the columns 0..step of `fresh`.
 
-  The parts are joined by their log-sum-exp. `fresh` has rows and heads merged; it is as short as a
-  round, less than a kernel's block, so plain matmuls read it.
+  The parts are joined by their log-sum-exp. `fresh` is as short as a round, less than a kernel's
+  block, so plain matmuls read it.
   """
   R, K, G, d = query_RKGd.shape
   window = cfg.sliding_window if cfg.local_layers[layer] else None
@@ -116,22 +119,89 @@ def cached(
     if one.lanes is not None:
       queries = _into_lanes(one.lanes, query_RKGd)
       bounds = tuple(_into_lanes(one.lanes, jnp.broadcast_to(x[:, None], (R, G))) for x in bounds)
-    part = _split_rows(options, queries, one.blocks[layer], *bounds)
+    part = _split_rows(options, queries, one.blocks[layer], one.slot_X, *bounds)
     if one.lanes is not None:
       part = decode_attention.Part(*(_from_lanes(one.lanes, x, G) for x in part))
     parts.append(part)
   return decode_attention.merge(parts).out_RKGd.astype(query_RKGd.dtype).reshape(R, K * G * d)
 
 
-def _split_rows(options, query_RKGd, kv, end_RX, start_RX) -> decode_attention.Part:
+def _split_rows(options, query_RKGd, kv, slot_R, end_RX, start_RX) -> decode_attention.Part:
   R, K = query_RKGd.shape[:2]
-  row = PartitionSpec(target.axes(ROWS, R))
-  head = PartitionSpec(*row, target.axes(HEADS, K))
+  row, heads = target.axes(ROWS, R), target.axes(HEADS, K)
+  head = PartitionSpec(row, heads)
+  cache = head if slot_R is None else PartitionSpec(None, heads)
+  more = () if slot_R is None else (slot_R,)
 
-  def local(*arrays):
-    return decode_attention.decode_attention(*arrays, **options)
+  def local(query, key, value, end, start, *slot):
+    return decode_attention.decode_attention(query, key, value, end, start, *slot, **options)
 
-  return target.split(local, (head, head, head, row, row), head)(query_RKGd, *kv, end_RX, start_RX)
+  each = PartitionSpec(row)
+  specs = (head, cache, cache, each, each, *(each for _ in more))
+  return target.split(local, specs, head)(query_RKGd, *kv, end_RX, start_RX, *more)
+
+
+def prefilled(
+  cfg: DecoderConfig,
+  query_NKGd: jax.Array,
+  stretches: Sequence[Stretch],
+  layer: int,
+  new: decoder.KV,
+  position_RQ: jax.Array,
+) -> jax.Array:
+  """Attention of a chunk of Q queries a row to stretches read in place, and to the chunk itself.
+
+  Query q sees the chunk's columns 0..q. A stretch is seen alike by all queries of a row, but for the
+  window of a local layer. No scores are kept: the queries of a row, some at a time, are one group of
+  `decode_attention`, each with bounds of its own, and the parts are joined by their log-sum-exp.
+  """
+  R, Q = position_RQ.shape
+  K, G, d = query_NKGd.shape[1:]
+  window = cfg.sliding_window if cfg.local_layers[layer] else None
+  row, heads = target.axes(ROWS, R), target.axes(HEADS, K)
+  each, head, cache = PartitionSpec(row), PartitionSpec(row, heads), PartitionSpec(None, heads)
+
+  def bounds(first_R, end_RQ, origin_R):
+    start_RQ = jnp.zeros_like(position_RQ)
+    if window is not None:
+      start_RQ = position_RQ + 1 - window - origin_R[:, None]
+    return jnp.maximum(start_RQ, first_R[:, None]), jnp.broadcast_to(end_RQ, (R, Q))
+
+  index_Q = jnp.arange(Q, dtype=jnp.int32)
+  zero_R = jnp.zeros(R, jnp.int32)
+  seen = [(new, None, *bounds(zero_R, index_Q[None] + 1, position_RQ[:, 0]))]
+  specs = [(head, each, each, each)]
+  for one in stretches:
+    first_R = zero_R if one.first_R is None else one.first_R
+    limits = bounds(first_R, one.end_R[:, None], one.origin_R)
+    seen.append((one.blocks[layer], one.slot_X, *limits))
+    specs.append((cache, each, each, each))
+
+  def local(query_RQKGd, seen):
+    R, _, K, _, _ = query_RQKGd.shape
+    blocks = next(n for n in range(1, Q + 1) if (Q % n == 0 and Q // n * G * K <= _LINES) or n == Q)
+    query = query_RQKGd.reshape(R, blocks, Q // blocks, K, G, d).swapaxes(2, 3)
+    query = query.reshape(R * blocks, K, Q // blocks * G, d)
+
+    def lines(x_RQ):
+      return jnp.repeat(x_RQ.reshape(R * blocks, Q // blocks), G, axis=1)
+
+    own_R = jnp.arange(R, dtype=jnp.int32)
+    parts = [
+      decode_attention.decode_attention(
+        query, *kv, lines(end_RQ), lines(start_RQ),
+        jnp.repeat(own_R if slot_R is None else slot_R, blocks),
+        scale=cfg.attention_scale, soft_cap=cfg.attention_soft_cap,
+      )
+      for kv, slot_R, start_RQ, end_RQ in seen
+    ]  # fmt: skip
+    out = decode_attention.merge(parts).out_RKGd.astype(query.dtype)
+    out = out.reshape(R, blocks, K, Q // blocks, G, d).swapaxes(2, 3)
+    return out.reshape(R, Q, K, G, d)
+
+  head_RQK = PartitionSpec(row, None, heads)
+  out = target.split(local, (head_RQK, specs), head_RQK)(query_NKGd.reshape(R, Q, K, G, d), seen)
+  return out.reshape(R * Q, K * G * d)
 
 
 def _into_lanes(lanes: decoder.Lanes, x_RXG: jax.Array) -> jax.Array:

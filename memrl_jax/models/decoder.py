@@ -22,10 +22,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from memrl_kernels import target
 
 from memrl_jax.models.config import DecoderConfig
 
 _HIDDEN = -1e30  # added to a masked score: far below any score, and finite
+_SCORES = 1 << 27  # bytes of the scores that `attend` makes at once
 
 
 class KV(NamedTuple):
@@ -97,8 +99,11 @@ class Layer(nnx.Module):
     cfg = self.cfg
     mixed = attended_NH @ self.out[...].reshape(-1, cfg.dim)
     x_ND = x_ND + (self.post_attention_norm(mixed) if cfg.post_norms else mixed)
-    wide = checkpoint_name(self.mlp_norm(x_ND) @ self.gate_up[...].reshape(cfg.dim, -1), "wide")
-    mixed = gated(cfg.activation, wide) @ self.down[...]
+    gate_up = self.gate_up[...]
+    if not target.splits():  # split over devices along M, it could not be merged where it lies
+      gate_up = gate_up.reshape(cfg.dim, -1)
+    wide = checkpoint_name(jnp.tensordot(self.mlp_norm(x_ND), gate_up, 1), "wide")
+    mixed = gated(cfg.activation, wide).reshape(-1, cfg.mlp_dim) @ self.down[...]
     return x_ND + (self.post_mlp_norm(mixed) if cfg.post_norms else mixed)
 
 
@@ -170,10 +175,28 @@ def attend(
   axis of the dots, and a group's queries into their row axis: on CPU this is several times faster
   than an einsum over four axes. A part with lanes is read once for all rows of a lane, and its
   softmax joined to that of the others by its maximum and sum (Milakov & Gimelshein 1805.02867); it
-  needs Q = 1. A query that may see nothing (padding) gets some finite mean.
+  needs Q = 1. A query that may see nothing (padding) gets some finite mean. Where the scores would
+  take more than _SCORES bytes, queries come some positions at a time.
   """
   B, K, G, d = rows, cfg.kv_heads, cfg.groups, cfg.head_dim
   Q = query_NKGd.shape[0] // B
+  each = 4 * B * K * G * sum(part.see_BQS.shape[-1] for part in parts)  # bytes of a position
+  some = next(n for n in range(Q, 0, -1) if Q % n == 0 and (n * each <= _SCORES or n == 1))
+  if some < Q:
+
+    def positions(array):
+      return array.reshape(B, Q // some, some, *array.shape[2:]).swapaxes(0, 1)
+
+    def attend_some(block):
+      query, seen = block
+      few = [part._replace(see_BQS=see) for part, see in zip(parts, seen, strict=True)]
+      return attend(cfg, query.reshape(B * some, K, G, d), few, B).reshape(B, some, K * G * d)
+
+    seen = [
+      positions(jnp.broadcast_to(part.see_BQS, (B, Q, part.see_BQS.shape[-1]))) for part in parts
+    ]
+    out = jax.lax.map(attend_some, (positions(query_NKGd.reshape(B, Q, K, G, d)), seen))
+    return out.swapaxes(0, 1).reshape(B * Q, K * G * d)
   query_BQKGd = (query_NKGd * jnp.asarray(cfg.attention_scale, query_NKGd.dtype)).reshape(
     B, Q, K, G, d
   )
@@ -237,7 +260,8 @@ def _in_lanes(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def gated(activation: str, wide_N2M: jax.Array) -> jax.Array:
-  """act(gate) * up of a gate and an up projection that lie side by side, [N, M].
+  """act(gate) * up of a gate and an up projection that lie side by side, [N, M], or [N, 1, M] of
+  [N, 2, M].
 
   The gradient is written by hand: one pass over `wide`, and nothing else is kept for it.
   """

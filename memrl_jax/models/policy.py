@@ -40,17 +40,38 @@ class DecodeWeights(NamedTuple):
   head_DV: jax.Array
 
 
+class ChipWeights(NamedTuple):
+  """Weights as an accelerator keeps them for sampling, its only copy: layers sliced apart, and every
+  matrix with its two large axes last, which it then reads as it lies. `open_weights` opens them."""
+
+  embedding_VD: jax.Array
+  layers: tuple[Params, ...]
+  final_norm: Params
+  head_VD: jax.Array | None  # None: the embedding
+
+
 class Shared(NamedTuple):
   """A stretch of context that several rows of a decoding step read in common, one block a layer.
 
   Row r reads positions below `base_R[r]` there; column c of its own context stands at position
-  offset_R[r] + c, and counts from the base on.
+  offset_R[r] + c, and counts from the base on. Lane p reads block p, or block `slot_P[p]` in place.
   """
 
   blocks: list[decoder.KV]
   lanes: decoder.Lanes
   base_R: jax.Array
   offset_R: jax.Array
+  slot_P: jax.Array | None = None
+
+
+class Slots(NamedTuple):
+  """A whole slot cache, one block a layer, and where rows read in it: positions below `base_R[r]` from
+  slot lead_R[r], the later ones from slot_R[r]."""
+
+  blocks: list[decoder.KV]
+  slot_R: jax.Array
+  lead_R: jax.Array
+  base_R: jax.Array
 
 
 def init(key: jax.Array, cfg: DecoderConfig) -> Params:
@@ -268,6 +289,35 @@ def prefill(
   return [*(at(layer, scanned) for layer in range(last)), new]
 
 
+def prefill_slots(
+  weights: DecodeWeights,
+  cfg: DecoderConfig,
+  cached: Slots,
+  start_R: jax.Array,
+  tokens_RN: jax.Array,
+) -> list[decoder.KV]:
+  """`prefill` that reads the cached context where it lies, and keeps no scores: see `attention`."""
+  R, N = tokens_RN.shape
+  position_RN = start_R[:, None] + jnp.arange(N, dtype=jnp.int32)[None]
+  kinds = _Kinds.of(cfg)
+  angles = kinds.angles(cfg, position_RN.reshape(-1))
+  base_R, zero_R = jnp.minimum(cached.base_R, start_R), jnp.zeros_like(start_R)
+  stretches = [
+    attention.Stretch(cached.blocks, zero_R, base_R, zero_R, slot_X=cached.lead_R),
+    attention.Stretch(cached.blocks, base_R, start_R, zero_R, slot_X=cached.slot_R),
+  ]
+  x_MD = _embed(weights.embedding_VD, cfg, tokens_RN.reshape(-1))
+  made = []
+  for layer in range(cfg.layers):
+    block = _layer(cfg, weights.layers[layer])
+    query, key, value = block.project(x_MD, kinds.pick(angles, int(kinds.index_L[layer])))
+    made.append(_kv(key, value, R))
+    if layer + 1 < cfg.layers:
+      mixed = attention.prefilled(cfg, query, stretches, layer, made[-1], position_RN)
+      x_MD = block.finish(x_MD, mixed)
+  return made
+
+
 def decode_weights(params: Params, cfg: DecoderConfig) -> DecodeWeights:
   """Slice and transpose once, outside the decode loop."""
   return DecodeWeights(
@@ -281,6 +331,23 @@ def decode_weights(params: Params, cfg: DecoderConfig) -> DecodeWeights:
   )
 
 
+def chip_layer(layers: Params, cfg: DecoderConfig, index: jax.Array) -> Params:
+  """One layer of ChipWeights, of the stacked ones."""
+  one = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), layers)
+  return one | {
+    "qkv": one["qkv"].reshape(cfg.dim, -1),
+    "out": one["out"].reshape(-1, cfg.dim),
+    "gate_up": one["gate_up"].swapaxes(0, 1),
+  }
+
+
+def open_weights(weights: ChipWeights) -> DecodeWeights:
+  """What `decode` and `prefill_slots` read: other views of the same arrays, inside a program."""
+  head_VD = weights.embedding_VD if weights.head_VD is None else weights.head_VD
+  layers = tuple(one | {"gate_up": one["gate_up"].swapaxes(0, 1)} for one in weights.layers)
+  return DecodeWeights(weights.embedding_VD, layers, weights.final_norm, head_VD.T)
+
+
 def decode(
   weights: DecodeWeights,
   cfg: DecoderConfig,
@@ -290,14 +357,17 @@ def decode(
   step: jax.Array,
   token_R: jax.Array,
   shared: Shared | None = None,
+  slot_R: jax.Array | None = None,
 ) -> tuple[jax.Array, list[decoder.KV]]:
   """Feed one token a row: its logits [R, V], and `fresh` with its key and value in column `step`.
 
   `context` is read only and has `length_R` valid columns, or is empty; `shared` may hold the first
   of them for several rows at once. `fresh`, N columns a layer, holds what this round has added; row
   r stands at position length_R[r] + step. Separate parts, because rewriting one large cache in
-  every step costs more. `fresh` has rows and heads merged, [R * K, ...], or is returned so: in a loop
-  an update of a 4-D array that is then read in 3-D costs four copies of it.
+  every step costs more. On CPU `fresh` has rows and heads merged, [R * K, ...], or is returned so: in
+  a loop an update of a 4-D array that is then read in 3-D costs four copies of it.
+
+  With `slot_R` row r's context is block slot_R[r] of a slot cache, read in place.
   """
   R = token_R.shape[0]
   length_R1 = length_R[:, None]
@@ -308,13 +378,17 @@ def decode(
   stretches = []
   if shared is not None:
     nowhere_R = jnp.zeros_like(length_R)
-    stretches.append(attention.Stretch(shared.blocks, None, shared.base_R, nowhere_R, shared.lanes))
+    stretches.append(
+      attention.Stretch(shared.blocks, None, shared.base_R, nowhere_R, shared.lanes, shared.slot_P)
+    )
   if context:
     first_R, origin_R = None, jnp.zeros_like(length_R)
     if shared is not None:
       first_R, origin_R = shared.base_R - shared.offset_R, shared.offset_R
-    stretches.append(attention.Stretch(context, first_R, length_R - origin_R, origin_R))
-  kernels = attention.by_kernel()
+    stretches.append(
+      attention.Stretch(context, first_R, length_R - origin_R, origin_R, slot_X=slot_R)
+    )
+  kernels = attention.by_kernel() or slot_R is not None
   if not kernels:
     masks = [_seen(cfg, kinds, position_R1, stretch) for stretch in stretches]
     index_N = jnp.arange(fresh[0].value_BKSd.shape[-2])
@@ -327,13 +401,10 @@ def decode(
     kind = int(kinds.index_L[layer])
     block = _layer(cfg, weights.layers[layer])
     query, key, value = block.project(x_RD, kinds.pick(angles, kind))
-    old_key = new.key_BKdS.reshape(R * cfg.kv_heads, cfg.head_dim, -1)
-    old_value = new.value_BKSd.reshape(R * cfg.kv_heads, -1, cfg.head_dim)
-    key = key.reshape(R * cfg.kv_heads, cfg.head_dim, 1)
-    value = value.reshape(R * cfg.kv_heads, 1, cfg.head_dim)
+    lines = (R, cfg.kv_heads) if kernels else (R * cfg.kv_heads,)
     new = decoder.KV(
-      jax.lax.dynamic_update_slice(old_key, key, (0, 0, step)),
-      jax.lax.dynamic_update_slice(old_value, value, (0, step, 0)),
+      _put(new.key_BKdS.reshape(*lines, cfg.head_dim, -1), key, step, -1),
+      _put(new.value_BKSd.reshape(*lines, -1, cfg.head_dim), value, step, -2),
     )
     if kernels:
       mixed_RH = attention.cached(cfg, query, stretches, layer, new, step, position_R1[:, 0])
@@ -347,6 +418,13 @@ def decode(
   normed_RD = _final_norm(weights.final_norm, cfg, x_RD)
   scores_RV = jnp.matmul(normed_RD, weights.head_DV, preferred_element_type=jnp.float32)
   return _cap(cfg, scores_RV), updated
+
+
+def _put(array: jax.Array, column: jax.Array, at: jax.Array, axis: int) -> jax.Array:
+  """Writes one column of an array that has them along `axis`."""
+  shape, start = list(array.shape), [0] * array.ndim
+  shape[axis], start[axis] = 1, at
+  return jax.lax.dynamic_update_slice(array, column.reshape(shape), start)
 
 
 def _seen(

@@ -9,7 +9,7 @@ import numpy as np
 
 from memrl_jax.envs import base
 from memrl_jax.rollout.trial import Answer, Generate, VoidTrial
-from memrl_jax.sampling import chat, engine, remote
+from memrl_jax.sampling import chat, engine, remote, requests
 from memrl_jax.types import Message, Sample, Trial
 
 _EMPTY, _NO_LOGPS = np.zeros(0, np.int32), np.zeros(0, np.float32)
@@ -51,7 +51,7 @@ class LanguagePolicy:
   """A language model behind the sampling engine; `fit` says what happens to a prompt too long."""
 
   def __init__(
-    self, sampler: engine.Sampler, text: chat.Chat, config: SamplingConfig, max_context: int
+    self, sampler: requests.Sampler, text: chat.Chat, config: SamplingConfig, max_context: int
   ):
     self._engine, self._chat, self._config, self._max_context = sampler, text, config, max_context
     self._waiting: dict[int, tuple[list[Message], base.View, np.ndarray, int]] = {}

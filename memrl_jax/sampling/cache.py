@@ -8,7 +8,11 @@ nobody overwrites what a follower reads there before an heir has a copy.
 `width` columns are in use, a bucket that grows; the arrays hold at least these, plus `slack` columns so
 that a round may write past the end of a short remainder.
 
-Device arrays lead with L, the layers. Letters: S slots, C columns, R rows of one call, P prompt tokens.
+On the devices it is a list of KV, each with a leading axis of layers: one of all layers, from which calls
+get copies of what they read, or one a layer (`apart`), which kernels read in place. Key-value heads are
+split over the tensor axis of the weights' mesh where they divide; the rest lies whole on every device.
+
+Letters: L layers, S slots, C columns, R rows of one call, P prompt tokens.
 """
 
 from __future__ import annotations
@@ -19,9 +23,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from memrl_jax.models import decoder
+from memrl_jax.models import attention, decoder
 from memrl_jax.models.config import DecoderConfig
+
+LINE = 128  # columns of a tile: a TPU keeps keys with the columns last only in multiples of it
 
 
 class Move(NamedTuple):
@@ -43,21 +50,20 @@ class SlotCache:
     buckets: tuple[int, ...],
     slack: int,
     dtype: Any,
-    sharding: jax.sharding.Sharding,
+    sharding: Sharding,
+    *,
+    apart: bool = False,
   ):
-    """`sharding` is that of any weight: the cache lives, whole, on every device of its mesh.
-
-    Compiled functions return their cache there, and one that started elsewhere would compile twice.
-    """
-    if isinstance(sharding, jax.sharding.NamedSharding):
-      sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-    self._cfg, self._dtype, self._sharding = cfg, dtype, sharding
+    """`sharding` is that of any weight, on whose devices the cache lies."""
+    self._shapes = functools.partial(
+      shapes, cfg, slots, slack=slack, dtype=dtype, sharding=sharding, apart=apart
+    )
     self.buckets, self.slack = buckets, slack
     self.tokens_SC = np.empty((slots, buckets[-1] + 1), np.int32)
     self.lead_S = np.empty(slots, np.int32)
     self.base_S = np.empty(slots, np.int32)  # 0 where a slot is its own lead
     self.clear()
-    self._kv = self._zeros(self.width)
+    self.kv = self._zeros(self.width)
 
   def clear(self) -> None:
     """Forget everything. The arrays stay as large as they are, and nothing can tell."""
@@ -70,22 +76,30 @@ class SlotCache:
     """The smallest bucket that holds `columns`."""
     return next(width for width in self.buckets if width >= columns)
 
-  def _zeros(self, width: int) -> decoder.KV:
-    lead, d = (self._cfg.layers, len(self.tokens_SC), self._cfg.kv_heads), self._cfg.head_dim
-    columns = width + self.slack
-    shapes = (*lead, d, columns), (*lead, columns, d)
-    return decoder.KV(*(jnp.zeros(shape, self._dtype, device=self._sharding) for shape in shapes))
+  def _zeros(self, width: int) -> list[decoder.KV]:
+    return jax.tree.map(
+      lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), self._shapes(width)
+    )
+
+  def _narrower(self, width: int) -> bool:
+    return self.kv[0].value_BKSd.shape < self._shapes(width)[0].value_BKSd.shape
+
+  def _grow(self, width: int) -> None:
+    """One part after the other, so that only one is there twice."""
+    columns = self._shapes(width)[0].value_BKSd.shape[-2]
+    for at in range(len(self.kv)):
+      self.kv[at] = _grow(self.kv[at], columns, where=_where(self.kv))
 
   def reserve(self, columns: int) -> None:
     """Grow until every slot can hold `columns`: by copying, where there is anything to copy."""
     self.width = max(self.width, self.bucket(columns))
     if np.all(self.tokens_SC[:, 0] < 0):
-      if self._kv.value_BKSd.shape[-2] < self.width + self.slack:
-        self._kv = self._zeros(self.width)
+      if self._narrower(self.width):
+        self.kv = self._zeros(self.width)
       return
     for width in self.buckets:
-      if self._kv.value_BKSd.shape[-2] - self.slack < width <= self.width:
-        self._kv = _grow(self._kv, width + self.slack)
+      if width <= self.width and self._narrower(width):
+        self._grow(width)
 
   def match(self, prefix_WP: np.ndarray, slots: slice | int = slice(None)) -> np.ndarray:
     """How many first tokens of a prefix a slot's columns were computed from.
@@ -98,7 +112,7 @@ class SlotCache:
 
   def fetch(self, slot_R: np.ndarray, columns: int) -> list[decoder.KV]:
     """A copy, per layer, of the first columns of slots that follow nobody, or of leads."""
-    return _fetch(self._kv, slot_R, columns)
+    return _fetch(self.kv, slot_R, columns)
 
   def fetch_from(
     self, slot_R: np.ndarray, first_R: np.ndarray, columns: int
@@ -108,12 +122,12 @@ class SlotCache:
     It starts earlier than asked near the end of the array.
     """
     first_R = np.minimum(first_R, self.width + self.slack - columns)
-    return _fetch_from(self._kv, slot_R, first_R, columns), first_R
+    return _fetch_from(self.kv, slot_R, first_R, columns), first_R
 
   def fetch_stacked(self, slot_R: np.ndarray, columns: int) -> decoder.KV:
     """A copy of the slots' first columns, those of their leads included, with a layer axis."""
     lead_R, base_R = self.lead_S[slot_R], self.base_S[slot_R]
-    return _fetch_stacked(self._kv, slot_R, lead_R, base_R, columns)
+    return _fetch_stacked(self.kv, slot_R, lead_R, base_R, columns)
 
   def store(
     self, slot_R: np.ndarray, start_R: np.ndarray, count: int, new: list[decoder.KV]
@@ -122,7 +136,7 @@ class SlotCache:
 
     What they mean is said by `record` and `append`.
     """
-    self._kv = _store(self._kv, slot_R, start_R, np.int32(count), new)
+    self.kv = _store(self.kv, slot_R, start_R, np.int32(count), new, where=_where(self.kv))
 
   def clone(self, moves: list[Move]) -> None:
     """Copy columns from slot to slot, one move after the other."""
@@ -132,18 +146,21 @@ class SlotCache:
       moves_S4 = np.zeros((S, 4), np.int32)
       moves_S4[: len(part)] = part
       widest = self.bucket(max(move.end for move in part))
-      self._kv = _clone(self._kv, moves_S4, np.int32(len(part)), widest)
+      self._clone(moves_S4, len(part), widest)
+
+  def _clone(self, moves_S4: np.ndarray, count: int, columns: int) -> None:
+    self.kv = _clone(self.kv, moves_S4, np.int32(count), columns, where=_where(self.kv))
 
   def warm_growth(self, width: int) -> None:
     """Grow to the next bucket by copying and afresh, which compiles both."""
-    if self._kv.value_BKSd.shape[-2] < width + self.slack:
-      _grow(self._kv, width + self.slack)
-      self._kv = self._zeros(width)
+    if self._narrower(width):
+      self._grow(width)
+      self.kv = self._zeros(width)
     self.width = width
 
   def warm_clone(self, columns: int) -> None:
     """Compile `clone`."""
-    self._kv = _clone(self._kv, np.zeros_like(self.tokens_SC[:, :4]), np.int32(0), columns)
+    self._clone(np.zeros_like(self.tokens_SC[:, :4]), 0, columns)
 
   def follow(self, slot: int, source: int, shared: int, *, in_place: bool) -> list[Move]:
     """The slot starts with `shared` columns of another; returns the moves that `clone` must make.
@@ -219,19 +236,62 @@ def compiled() -> int:
   return sum(function._cache_size() for function in functions)
 
 
+def shapes(
+  cfg: DecoderConfig,
+  slots: int,
+  width: int,
+  slack: int,
+  dtype: Any,
+  sharding: Sharding | None,
+  *,
+  apart: bool,
+) -> list[decoder.KV]:
+  """The device arrays, as shapes with shardings, on the devices of `sharding`."""
+  columns = width + slack
+  if apart:
+    columns = -(-columns // LINE) * LINE
+  if isinstance(sharding, NamedSharding):
+    mesh, axis = sharding.mesh, attention.HEADS[0]
+    splits = mesh.shape.get(axis, 1) > 1 and cfg.kv_heads % mesh.shape[axis] == 0
+    sharding = NamedSharding(mesh, PartitionSpec(None, None, axis) if splits else PartitionSpec())
+  lead = (1 if apart else cfg.layers, slots, cfg.kv_heads)
+
+  def array(*shape):
+    return jax.ShapeDtypeStruct((*lead, *shape), dtype, sharding=sharding)
+
+  d = cfg.head_dim
+  return [decoder.KV(array(d, columns), array(columns, d)) for _ in range(cfg.layers // lead[0])]
+
+
+def layers(kv: list[decoder.KV]) -> list[decoder.KV]:
+  """One KV [S, ...] a layer."""
+  return [decoder.KV(*layer) for part in kv for layer in zip(*part, strict=True)]
+
+
+def _where(kv: list[decoder.KV]) -> NamedSharding | None:
+  """Where compiled functions have to leave a cache on a mesh: one that comes back with another
+  sharding than it had would compile everything twice."""
+  where = kv[0].key_BKdS.sharding
+  return where if isinstance(where, NamedSharding) else None
+
+
+def _keep(kv: Any, where: NamedSharding | None) -> Any:
+  return kv if where is None else jax.lax.with_sharding_constraint(kv, where)
+
+
 @functools.partial(jax.jit, static_argnames="columns")
-def _fetch(kv: decoder.KV, slot_R: jax.Array, columns: int) -> list[decoder.KV]:
+def _fetch(kv: list[decoder.KV], slot_R: jax.Array, columns: int) -> list[decoder.KV]:
   return [
     decoder.KV(key_SKdC[slot_R][..., :columns], value_SKCd[slot_R][:, :, :columns])
-    for key_SKdC, value_SKCd in zip(*kv, strict=True)
+    for key_SKdC, value_SKCd in layers(kv)
   ]
 
 
 @functools.partial(jax.jit, static_argnames="columns")
 def _fetch_from(
-  kv: decoder.KV, slot_R: jax.Array, first_R: jax.Array, columns: int
+  kv: list[decoder.KV], slot_R: jax.Array, first_R: jax.Array, columns: int
 ) -> list[decoder.KV]:
-  K, d = kv.key_BKdS.shape[2:4]
+  K, d = kv[0].key_BKdS.shape[2:4]
 
   def pick(key_SKdC, value_SKCd, slot, first):
     return decoder.KV(
@@ -240,13 +300,15 @@ def _fetch_from(
     )
 
   some = jax.vmap(pick, (None, None, 0, 0))
-  return [some(*layer, slot_R, first_R) for layer in zip(*kv, strict=True)]
+  return [some(*layer, slot_R, first_R) for layer in layers(kv)]
 
 
 @functools.partial(jax.jit, static_argnames="columns")
 def _fetch_stacked(
-  kv: decoder.KV, slot_R: jax.Array, lead_R: jax.Array, base_R: jax.Array, columns: int
+  kv: list[decoder.KV], slot_R: jax.Array, lead_R: jax.Array, base_R: jax.Array, columns: int
 ) -> decoder.KV:
+  (kv,) = kv
+
   def first(slot_R):
     return decoder.KV(
       kv.key_BKdS[:, slot_R][..., :columns], kv.value_BKSd[:, slot_R][..., :columns, :]
@@ -263,27 +325,40 @@ def _fetch_stacked(
   return jax.lax.cond(jnp.any(base_R > 0), joined, lambda: first(slot_R))
 
 
-@functools.partial(jax.jit, donate_argnames="kv")
+@functools.partial(jax.jit, donate_argnames="kv", static_argnames="where")
 def _store(
-  kv: decoder.KV,
+  kv: list[decoder.KV],
   slot_R: jax.Array,
   start_R: jax.Array,
   count: jax.Array,
   new: list[decoder.KV],
-) -> decoder.KV:
+  *,
+  where: NamedSharding | None,
+) -> list[decoder.KV]:
+  each = kv[0].key_BKdS.shape[0]
+
   # A loop of block copies in place: a scatter of the same columns costs four times as much on CPU.
   def put(row, kv):
+    kv = list(kv)
     for layer, fresh in enumerate(new):
+      part, at = divmod(layer, each)
       block = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, row, 1)[None], fresh)
-      kv = _put(kv, block, layer, slot_R[row], start_R[row])
+      kv[part] = _put(kv[part], block, at, slot_R[row], start_R[row])
     return kv
 
-  return jax.lax.fori_loop(0, count, put, kv)
+  return _keep(jax.lax.fori_loop(0, count, put, kv), where)
 
 
-@functools.partial(jax.jit, static_argnames="columns", donate_argnames="kv")
-def _clone(kv: decoder.KV, moves_S4: jax.Array, count: jax.Array, columns: int) -> decoder.KV:
-  L, _, K, d, _ = kv.key_BKdS.shape
+@functools.partial(jax.jit, static_argnames=("columns", "where"), donate_argnames="kv")
+def _clone(
+  kv: list[decoder.KV],
+  moves_S4: jax.Array,
+  count: jax.Array,
+  columns: int,
+  *,
+  where: NamedSharding | None,
+) -> list[decoder.KV]:
+  L, _, K, d, _ = kv[0].key_BKdS.shape
   column_C = jnp.arange(columns)
 
   def chosen(start, end, new, old, shape):
@@ -305,16 +380,20 @@ def _clone(kv: decoder.KV, moves_S4: jax.Array, count: jax.Array, columns: int) 
     )
     return _put(kv, merged, 0, target, 0)
 
-  return jax.lax.fori_loop(0, count, copy, kv)
+  def copy_all(move, kv):
+    return [copy(move, part) for part in kv]
+
+  return _keep(jax.lax.fori_loop(0, count, copy_all, kv), where)
 
 
-@functools.partial(jax.jit, static_argnames="columns")
-def _grow(kv: decoder.KV, columns: int) -> decoder.KV:
+@functools.partial(jax.jit, static_argnames=("columns", "where"))
+def _grow(kv: decoder.KV, columns: int, *, where: NamedSharding | None) -> decoder.KV:
   more, none = (0, columns - kv.value_BKSd.shape[-2]), (0, 0)
-  return decoder.KV(
+  kv = decoder.KV(
     jnp.pad(kv.key_BKdS, (none, none, none, none, more)),
     jnp.pad(kv.value_BKSd, (none, none, none, more, none)),
   )
+  return _keep(kv, where)
 
 
 def _put(kv: decoder.KV, block: decoder.KV, layer, slot, column) -> decoder.KV:

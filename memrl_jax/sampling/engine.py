@@ -13,131 +13,25 @@ rows that read a shared beginning.
 from __future__ import annotations
 
 import collections
-import dataclasses
-import functools
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from memrl_kernels import target
 
 from memrl_jax.models import decoder, policy
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.sampling import cache as slot_cache
-from memrl_jax.sampling import sampler
+from memrl_jax.sampling import programs, sampler
+from memrl_jax.sampling import requests as requests_lib
+from memrl_jax.sampling.programs import compiled as compiled
+from memrl_jax.sampling.requests import Completion, EngineConfig, Request, Stats
 
 _MIN_SHARE = 8  # tokens that waiting for another request's prefill must save
 _WANTED = 1 << 40  # rounds by which a slot with somebody's prefix looks younger
 _FILLED = 1.34  # a prefill chunk may be this much longer than what is left to compute
 _MAX_LEVEL = 2  # how often such waits may follow each other
-
-
-class Request(NamedTuple):
-  """One prompt and how to answer it. `key` is raw threefry key data, uint32 [2].
-
-  `home`: requests of one home are likely to begin alike (`replicas` keeps them together); -1: of none.
-  """
-
-  key: np.ndarray
-  prompt: np.ndarray
-  max_tokens: int
-  temperature: float = 1.0
-  top_p: float = 1.0
-  top_k: int = 0
-  stop: tuple[int, ...] = ()
-  home: int = -1
-
-
-class Completion(NamedTuple):
-  """Sampled ids (a stop token is kept) and their log-probs when sampled, nats.
-
-  `finish` is "stop" where the last id is one of the request's stop ids, else "length".
-  """
-
-  ids: np.ndarray
-  logps: np.ndarray
-  finish: str
-
-
-class Stats(NamedTuple):
-  """Counts since the engine was made, in tokens but for `steps` and `rounds`.
-
-  Prompt tokens are `prefilled` or `reused` (the hit rate is reused / (reused + prefilled)); of those
-  reused, `in_place` were not even copied. `padded` are prefill positions computed for nothing.
-  """
-
-  prefilled: int = 0
-  padded: int = 0
-  reused: int = 0
-  in_place: int = 0
-  sampled: int = 0
-  steps: int = 0
-  rounds: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineConfig:
-  """Shapes of the engine; every further value of a tuple costs compile time, not run time.
-
-  buckets         context lengths in tokens, ascending; prompt + max_tokens must fit the last
-  prefill_rows    rows of a prefill call, ascending
-  prefill_chunks  tokens a row of a prefill call, ascending
-  round_steps     most tokens a row decodes before the host looks again
-  max_stop        most stop ids of a request
-  share           rows that read a common beginning together; 0 copies it to each of them
-  """
-
-  slots: int
-  buckets: tuple[int, ...] = (64, 128, 256)
-  prefill_rows: tuple[int, ...] = (8, 32)
-  prefill_chunks: tuple[int, ...] = (8, 32)
-  round_steps: int = 8
-  max_stop: int = 4
-  share: int = 4
-
-  def __post_init__(self):
-    if self.slots < 1 or self.round_steps < 1 or self.max_stop < 1:
-      raise ValueError(f"slots, round_steps and max_stop must be at least 1; got {self}")
-    if self.share < 0 or self.share == 1:
-      raise ValueError(f"share must be 0 (off) or at least 2 rows; got {self.share}")
-    for name in ("buckets", "prefill_rows", "prefill_chunks"):
-      values = getattr(self, name)
-      if not values or min(values) < 1 or list(values) != sorted(set(values)):
-        raise ValueError(f"{name} must be ascending and positive; got {values}")
-    if self.prefill_chunks[-1] > self.buckets[0]:
-      raise ValueError(
-        f"a prefill chunk of {self.prefill_chunks[-1]} tokens does not fit the smallest bucket of "
-        f"{self.buckets[0]}; choose prefill_chunks <= buckets[0]"
-      )
-
-  @property
-  def round_rows(self) -> tuple[int, ...]:
-    """Row counts of a decode round, ascending: a few live rows must not pay for all slots."""
-    return tuple(sorted({-(-self.slots // 4), -(-self.slots // 2), self.slots}))
-
-  def can_share(self, size: int) -> bool:
-    """Whether rounds of this many rows exist with a shared beginning: not those of stragglers."""
-    return self.share > 0 and size % self.share == 0 and 2 * size >= self.slots
-
-  def own_columns(self, shared: int) -> tuple[int, ...]:
-    """How many columns of their own rows may have beside `shared` common ones, ascending."""
-    return (0, shared)
-
-
-class _Rows(NamedTuple):
-  """What decoding needs to know about a row, and nothing else; one array line a slot."""
-
-  token: np.ndarray  # the last token, whose keys and values are not cached yet
-  length: np.ndarray  # cached tokens before it
-  done: np.ndarray  # tokens sampled so far
-  budget: np.ndarray  # tokens still allowed
-  key: np.ndarray
-  temperature: np.ndarray
-  top_p: np.ndarray
-  top_k: np.ndarray
-  stop: np.ndarray  # padded with -1
 
 
 class _Fill(NamedTuple):
@@ -149,11 +43,9 @@ class _Fill(NamedTuple):
 
 
 class _Split(NamedTuple):
-  """A round in which rows read positions below `base_R` from P leads, W rows a lane."""
+  """A round in which rows read a common beginning, W rows a lane, and how much of it is copied."""
 
-  lead_P: np.ndarray
-  lanes: decoder.Lanes
-  base_R: np.ndarray
+  common: programs.Common
   columns: int  # of the leads
   own: int  # of the rows
 
@@ -176,11 +68,21 @@ class _Plan(NamedTuple):
 class Engine:
   """Continuous batching of one policy. Not thread-safe: one caller drives it."""
 
-  def __init__(self, cfg: DecoderConfig, params: policy.Params, config: EngineConfig):
+  def __init__(
+    self,
+    cfg: DecoderConfig,
+    params: policy.Params,
+    config: EngineConfig,
+    *,
+    in_place: bool | None = None,
+  ):
+    """`in_place`: the slot cache is read where it lies, not copied for each round; None: where there
+    are kernels for it. See `programs`."""
     self.cfg, self.config = cfg, config
+    self.in_place = programs.reads_in_place(params) if in_place is None else in_place
     self.stats = Stats()
     S = config.slots
-    self._rows = _Rows(
+    self._rows = programs.Rows(
       *(np.zeros(S, np.int32) for _ in range(4)),
       key=np.zeros((S, 2), np.uint32),
       temperature=np.ones(S, np.float32),
@@ -213,9 +115,10 @@ class Engine:
       raise ValueError(
         f"{running} requests are half sampled; run the engine until they end before new weights"
       )
-    self._params = params
+    self._weights = None  # gone before the others come
+    self._params = None if self.in_place else params
     self._mesh = target.mesh_of(params["embedding"])
-    self._weights = _decode_weights(params, self.cfg)
+    self._weights = programs.weights(self.cfg, params, in_place=self.in_place)
     self.version += 1
     self._reset()
 
@@ -230,21 +133,24 @@ class Engine:
       self._cache.clear()
       return
     config = self.config
-    weight = self._params["embedding"]
+    weight = self._weights.embedding_VD
+    # In place a wide array costs no time, so there is nothing to grow for.
+    buckets = config.buckets[-1:] if self.in_place else config.buckets
     self._cache = slot_cache.SlotCache(
-      self.cfg, config.slots, config.buckets, config.round_steps, weight.dtype, weight.sharding
-    )
+      self.cfg, config.slots, buckets, config.round_steps, weight.dtype, weight.sharding,
+      apart=self.in_place,
+    )  # fmt: skip
 
   def submit(self, request: Request) -> int:
     """Queue a request; its ticket comes back from `run_round` with the completion."""
-    prompt = _check(request, self.cfg, self.config)
+    prompt = requests_lib.check(request, self.cfg, self.config)
     self._waiting.append((self._tickets, request._replace(prompt=prompt)))
     self._tickets += 1
     return self._tickets - 1
 
   def generate(self, requests: Sequence[Request]) -> list[Completion]:
     """Complete all requests, in their order."""
-    return generate(self, requests)
+    return requests_lib.generate(self, requests)
 
   def run_round(self) -> list[tuple[int, Completion]]:
     """Admit, prefill, decode at most `round_steps` tokens a row; what has finished comes back."""
@@ -258,21 +164,17 @@ class Engine:
     config = self.config
     self._cache = None
     self._reset()
-    for allocated in config.buckets:
+    buckets = self._cache.buckets
+    for allocated in buckets:
       self._cache.warm_growth(allocated)
-      for columns in (bucket for bucket in config.buckets if bucket <= allocated):
+      for columns in (bucket for bucket in buckets if bucket <= allocated):
         for size in config.round_rows:
           slot_R = np.zeros(size, np.int32)
           self._run_decode(slot_R, 0, columns, None)
           for own in config.own_columns(columns) if config.can_share(size) else ():
-            split = _Split(
-              np.zeros(size // config.share, np.int32),
-              _no_lanes(size, config.share),
-              slot_R,
-              columns,
-              own,
-            )
-            self._run_decode(slot_R, 0, columns, split)
+            lanes = _no_lanes(size, config.share)
+            common = programs.Common(lanes.member_PW[:, 0], lanes, slot_R)
+            self._run_decode(slot_R, 0, columns, _Split(common, columns, own))
         for size in config.prefill_rows:
           for chunk in config.prefill_chunks:
             none = np.zeros((0, chunk), np.int32)
@@ -406,8 +308,16 @@ class Engine:
   ) -> None:
     more = (0, size - len(slot_R))
     slot_R, start_R = np.pad(slot_R, more), np.pad(start_R, more)
-    context = self._cache.fetch_stacked(slot_R, columns) if columns else None
-    new = _prefill(self._params, self.cfg, context, start_R, np.pad(tokens_RN, (more, (0, 0))))
+    tokens_RN = np.pad(tokens_RN, (more, (0, 0)))
+    if self.in_place:
+      cache = self._cache
+      common = cache.lead_S[slot_R], cache.base_S[slot_R]
+      new = programs.prefill_in_place(
+        self._weights, self.cfg, cache.kv, slot_R, common, start_R, tokens_RN, mesh=self._mesh
+      )
+    else:
+      context = self._cache.fetch_stacked(slot_R, columns) if columns else None
+      new = programs.prefill(self._params, self.cfg, context, start_R, tokens_RN)
     self._cache.store(slot_R, start_R, size - more[1], new)
 
   def _decode(self) -> list[tuple[int, Completion]]:
@@ -471,7 +381,9 @@ class Engine:
     shared, own = cache.bucket(int(base_R.max())), int((length_R - base_R).max())
     own = next((width for width in config.own_columns(shared) if width >= own), None)
     P = size // W
-    if lane[-1] >= P or own is None or P * shared + size * own >= size * columns:
+    if lane[-1] >= P:
+      return None
+    if not self.in_place and (own is None or P * shared + size * own >= size * columns):
       return None
     lead_P, member_PW = np.zeros(P, np.int32), np.zeros((P, W), np.int32)
     lead_P[lane], member_PW[lane, rank % W] = lead_R[order], order
@@ -479,7 +391,8 @@ class Engine:
     place_R[order] = lane * W + rank % W
     more = (0, size - len(live_R))
     place_R, base_R = (np.pad(array, more, mode="edge") for array in (place_R, base_R))
-    return _Split(lead_P, decoder.Lanes(member_PW, place_R), base_R, shared, own)
+    common = programs.Common(lead_P, decoder.Lanes(member_PW, place_R), base_R)
+    return _Split(common, shared, own)
 
   def _run_decode(
     self, slot_R: np.ndarray, count: int, columns: int, split: _Split | None
@@ -488,29 +401,40 @@ class Engine:
     floor = max(smaller, default=0)
     if self._waiting:  # somebody takes the place of those who end
       floor = max(floor, count - 1 - count // 4)
-    rows = _Rows(*(array[slot_R] for array in self._rows))
-    shared = None
-    if split is None:
-      context = self._cache.fetch(slot_R, columns)
+    rows = programs.Rows(*(array[slot_R] for array in self._rows))
+    uniform_RN2 = sampler.uniforms(rows.key, rows.done, self.config.round_steps)
+    controls = rows, uniform_RN2, np.int32(count), np.int32(floor)
+    cache = self._cache
+    if self.in_place:
+      sampled, fresh = programs.decode_in_place(
+        self._weights,
+        self.cfg,
+        cache.kv,
+        slot_R,
+        *controls,
+        split and split.common,
+        mesh=self._mesh,
+      )
     else:
-      context, offset_R = [], split.base_R
-      if split.own:
-        context, offset_R = self._cache.fetch_from(slot_R, split.base_R, split.own)
-      blocks = self._cache.fetch(split.lead_P, split.columns)
-      shared = policy.Shared(blocks, split.lanes, split.base_R, offset_R)
-    sampled, fresh = _round(
-      self._weights,
-      self.cfg,
-      context,
-      rows,
-      sampler.uniforms(rows.key, rows.done, self.config.round_steps),
-      np.int32(count),
-      np.int32(floor),
-      shared,
-      mesh=self._mesh,
-    )
-    self._cache.store(slot_R, rows.length, count, fresh)
+      context, shared = self._copied(slot_R, columns, split)
+      sampled, fresh = programs.decode(
+        self._weights, self.cfg, context, *controls, shared, mesh=self._mesh
+      )
+    cache.store(slot_R, rows.length, count, fresh)
     return jax.device_get(sampled)
+
+  def _copied(
+    self, slot_R: np.ndarray, columns: int, split: _Split | None
+  ) -> tuple[list[decoder.KV], policy.Shared | None]:
+    """What the rows read on their own, and together."""
+    if split is None:
+      return self._cache.fetch(slot_R, columns), None
+    lead_P, lanes, base_R = split.common
+    context, offset_R = [], base_R
+    if split.own:
+      context, offset_R = self._cache.fetch_from(slot_R, base_R, split.own)
+    blocks = self._cache.fetch(lead_P, split.columns)
+    return context, policy.Shared(blocks, lanes, base_R, offset_R)
 
   def _release(self, slot: int, finish: str) -> tuple[int, Completion]:
     ticket, done = int(self._ticket_S[slot]), self._rows.done[slot]
@@ -519,148 +443,5 @@ class Engine:
     return ticket, Completion(ids, logps, finish)
 
 
-class Sampler(Protocol):
-  """What one caller drives: an `Engine`, or several as one (`replicas`)."""
-
-  config: EngineConfig
-
-  @property
-  def pending(self) -> int: ...
-  @property
-  def stats(self) -> Stats: ...
-  def submit(self, request: Request) -> int: ...
-  def run_round(self) -> list[tuple[int, Completion]]: ...
-  def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
-  def warmup(self) -> None: ...
-
-
-def generate(sampler: Sampler, requests: Sequence[Request]) -> list[Completion]:
-  """Complete all requests, in their order; ValueError while the sampler has others."""
-  if sampler.pending:
-    raise ValueError(f"{sampler.pending} requests are in flight; generate needs an idle engine")
-  tickets = [sampler.submit(request) for request in requests]
-  finished: dict[int, Completion] = {}
-  while sampler.pending:
-    finished.update(sampler.run_round())
-  return [finished[ticket] for ticket in tickets]
-
-
-def compiled() -> int:
-  """How many programs the engine's functions have compiled in this process so far."""
-  functions = (_decode_weights, _prefill, _round)
-  return slot_cache.compiled() + sum(function._cache_size() for function in functions)
-
-
 def _no_lanes(rows: int, width: int) -> decoder.Lanes:
   return decoder.Lanes(np.zeros((rows // width, width), np.int32), np.zeros(rows, np.int32))
-
-
-def _check(request: Request, cfg: DecoderConfig, config: EngineConfig) -> np.ndarray:
-  """The prompt as int32; ValueError for whatever the engine could not answer truthfully."""
-  prompt = np.asarray(request.prompt, np.int32)
-  if prompt.ndim != 1 or not len(prompt):
-    raise ValueError(f"a prompt needs at least one token; got shape {prompt.shape}")
-  if prompt.min() < 0 or prompt.max() >= cfg.vocab:
-    raise ValueError(
-      f"prompt ids {prompt.min()}..{prompt.max()} do not fit a vocabulary of {cfg.vocab}"
-    )
-  if request.max_tokens < 1:
-    raise ValueError(f"max_tokens must be at least 1; got {request.max_tokens}")
-  if len(prompt) + request.max_tokens > config.buckets[-1]:
-    raise ValueError(
-      f"a prompt of {len(prompt)} tokens and {request.max_tokens} more do not fit a context of "
-      f"{config.buckets[-1]}; shorten the prompt or raise the last bucket"
-    )
-  if not (0 <= request.temperature < np.inf and 0 < request.top_p <= 1 and request.top_k >= 0):
-    raise ValueError(
-      "sampling needs temperature >= 0, 0 < top_p <= 1 and top_k >= 0; got "
-      f"{request.temperature}, {request.top_p} and {request.top_k}"
-    )
-  if len(request.stop) > config.max_stop:
-    raise ValueError(f"{len(request.stop)} stop ids exceed max_stop = {config.max_stop}")
-  if any(not 0 <= token < cfg.vocab for token in request.stop):
-    raise ValueError(f"stop ids {request.stop} do not fit a vocabulary of {cfg.vocab}")
-  key = np.asarray(request.key)
-  if key.shape != (2,) or key.dtype != np.uint32:
-    raise ValueError(f"a key is two uint32 numbers; got {key.dtype} {key.shape}")
-  return prompt
-
-
-_decode_weights = jax.jit(policy.decode_weights, static_argnames="cfg")
-_prefill = jax.jit(policy.prefill, static_argnames="cfg")
-
-
-def _merged(blocks: list[decoder.KV]) -> list[decoder.KV]:
-  """Rows and heads as one axis, which is how the decode loop carries its columns."""
-  return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), blocks)
-
-
-class _State(NamedTuple):
-  step: jax.Array
-  token_R: jax.Array
-  alive_R: jax.Array
-  taken_R: jax.Array
-  stopped_R: jax.Array
-  token_RN: jax.Array
-  logp_RN: jax.Array
-  fresh: list[decoder.KV]
-
-
-@functools.partial(jax.jit, static_argnames=("cfg", "mesh"))
-def _round(
-  weights: policy.DecodeWeights,
-  cfg: DecoderConfig,
-  context: list[decoder.KV],
-  rows: _Rows,
-  uniform_RN2: jax.Array,
-  count: jax.Array,
-  floor: jax.Array,
-  shared: policy.Shared | None,
-  *,
-  mesh: jax.sharding.Mesh | None,
-) -> tuple[tuple[jax.Array, ...], list[decoder.KV]]:
-  """Decode the first `count` rows until at most `floor` of them live, or `steps` steps have passed.
-
-  Returns (ids [R, N], log-probs [R, N], tokens taken [R], stopped [R], steps run) and the keys and
-  values of the tokens that were fed.
-  """
-  R, steps, _ = uniform_RN2.shape
-  uniform_NR2 = uniform_RN2.swapaxes(0, 1)
-  controls = sampler.Controls(rows.temperature, rows.top_p, rows.top_k)
-
-  def unfinished(state):
-    return (state.step < steps) & (jnp.sum(state.alive_R) > floor)
-
-  def advance(state):
-    with target.over(mesh):
-      logits_RV, fresh = policy.decode(
-        weights, cfg, context, rows.length, state.fresh, state.step, state.token_R, shared
-      )
-    token_R, logp_R = sampler.sample(logits_RV, uniform_NR2[state.step], controls)
-    hit_R = state.alive_R & jnp.any(token_R[:, None] == rows.stop, axis=1)
-    taken_R = state.taken_R + state.alive_R
-    return _State(
-      step=state.step + 1,
-      token_R=token_R,
-      alive_R=state.alive_R & ~hit_R & (taken_R < rows.budget),
-      taken_R=taken_R,
-      stopped_R=state.stopped_R | hit_R,
-      token_RN=jax.lax.dynamic_update_index_in_dim(state.token_RN, token_R, state.step, 1),
-      logp_RN=jax.lax.dynamic_update_index_in_dim(state.logp_RN, logp_R, state.step, 1),
-      fresh=fresh,
-    )
-
-  start = _State(
-    step=jnp.int32(0),
-    token_R=rows.token,
-    alive_R=jnp.arange(R) < count,
-    taken_R=jnp.zeros(R, jnp.int32),
-    stopped_R=jnp.zeros(R, bool),
-    token_RN=jnp.zeros((R, steps), jnp.int32),
-    logp_RN=jnp.zeros((R, steps), jnp.float32),
-    fresh=_merged(policy.empty_kv(cfg, R, steps, weights.embedding_VD.dtype)),
-  )
-  end = jax.lax.while_loop(unfinished, advance, start)
-  sampled = (end.token_RN, end.logp_RN, end.taken_R, end.stopped_R, end.step)
-  split = (R, cfg.kv_heads)
-  return sampled, jax.tree.map(lambda leaf: leaf.reshape(*split, *leaf.shape[1:]), end.fresh)

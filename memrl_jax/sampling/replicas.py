@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from memrl_jax.models import policy
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.sampling import engine
+from memrl_jax.sampling import requests as requests_lib
 
 
 class Replicas:
@@ -75,7 +76,7 @@ class Replicas:
 
   def generate(self, requests: Sequence[engine.Request]) -> list[engine.Completion]:
     """Completes all requests, in their order."""
-    return engine.generate(self, requests)
+    return requests_lib.generate(self, requests)
 
   def run_round(self) -> list[tuple[int, engine.Completion]]:
     """One round of every engine that has something to do; what has finished comes back."""

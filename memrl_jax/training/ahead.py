@@ -10,7 +10,6 @@ moments and batches are shapes that know where they would lie.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import re
@@ -25,12 +24,13 @@ from jax._src import (
   config as _config,
 )  # holds the cache switch as a context; jax.config has no such
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from memrl_jax.models import decoder, lora, policy, weights
+from memrl_jax.models import lora, policy, weights
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.rollout import pack
-from memrl_jax.sampling import engine
+from memrl_jax.sampling import programs
+from memrl_jax.sampling.requests import EngineConfig
 from memrl_jax.training import handover, mesh, precision, roofline, step
 from memrl_jax.training import settings as settings_lib
 
@@ -106,9 +106,10 @@ def replica(
 
 
 class Model(NamedTuple):
-  """A model as `Learner` and `Engine` hold it, in shapes: on the mesh that trains what is trained (`state`),
-  what it began from (`start`), what adapters change (`base`) and the whole weights (`whole`); on that of one sampler, where it differs, what
-  plays (`played`), laid out for decoding (`sliced`). `handed`: whether what plays is a copy."""
+  """A model as `Learner` and `Engine` hold it, in shapes: on the mesh that trains, what is trained (`state`),
+  what it began from (`start`), what adapters change (`base`) and the whole weights (`whole`); on that of one
+  sampler, what plays (`played`) and what the engine keeps for it (`kept`). `handed`: whether what plays is a
+  copy."""
 
   cfg: DecoderConfig
   mesh: Mesh
@@ -120,7 +121,7 @@ class Model(NamedTuple):
   base: Any
   whole: Any
   played: Any
-  sliced: Any
+  kept: programs.Resident
   handed: bool
   itemsize: int  # of the trained weights
 
@@ -138,12 +139,8 @@ def _placed(shapes: Any, shardings: Any) -> Any:
   )
 
 
-def _everywhere(made: Mesh, shapes: Any) -> Any:
-  return _placed(shapes, jax.tree.map(lambda _: NamedSharding(made, PartitionSpec()), shapes))
-
-
 def model(settings: settings_lib.Settings, made: Mesh, sampler: tuple[Mesh, int]) -> Model:
-  """The model in shapes; compiles how its weights are laid out for decoding, to see where they lie."""
+  """The model in shapes."""
   cfg = weights.read_config(settings.model.directory())
   dtype = jnp.dtype(settings.model.dtype)
   plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), policy.shapes(cfg))
@@ -181,14 +178,9 @@ def model(settings: settings_lib.Settings, made: Mesh, sampler: tuple[Mesh, int]
   dtypes = jnp.dtype(settings.replicas.dtype or dtype)
   cast = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtypes), plain)
   played = mesh.place_params(where, cast, settings.mesh.table if where is made else mesh.RULES)
-  sliced = jax.eval_shape(functools.partial(policy.decode_weights, cfg=cfg), played)
-  layout, _ = compiled(engine._decode_weights.lower(played, cfg))
-  if isinstance(layout, float):  # too large to tell, and so for the other programs
-    sliced = _everywhere(where, sliced)
-  else:
-    sliced = _placed(sliced, layout.output_shardings)
   whole = mesh.place_params(made, plain, settings.mesh.table)
-  shapes = (state, start, base, whole, played, sliced)
+  kept = programs.resident(cfg, played, settings.engine)
+  shapes = (state, start, base, whole, played, kept)
   return Model(cfg, made, where, samplers, trainer, *shapes, handed, dtype.itemsize)
 
 
@@ -199,28 +191,9 @@ def training(model: Model, config: pack.PackConfig) -> dict[str, jax.stages.Lowe
   return model.trainer.lowered(model.state, batch)
 
 
-def sampling(model: Model, config: engine.EngineConfig) -> dict[str, jax.stages.Lowered]:
+def sampling(model: Model, config: EngineConfig) -> dict[str, jax.stages.Lowered]:
   """The largest prefill and the largest round of the engine: all slots, each at the longest context."""
-  made, cfg, columns = model.sampler, model.cfg, config.buckets[-1]
-  dtype = model.played["embedding"].dtype
-
-  def array(dtype, *shape):
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-  i32, f32 = functools.partial(array, jnp.int32), functools.partial(array, jnp.float32)
-  R, N, S = config.prefill_rows[-1], config.prefill_chunks[-1], config.slots
-  lead, d = (cfg.layers, R, cfg.kv_heads), cfg.head_dim
-  stacked = decoder.KV(array(dtype, *lead, d, columns), array(dtype, *lead, columns, d))
-  rows = engine._Rows(
-    *(i32(S),) * 4, array(jnp.uint32, S, 2), f32(S), f32(S), i32(S), i32(S, config.max_stop)
-  )
-  context = jax.eval_shape(lambda: policy.empty_kv(cfg, S, columns, dtype))
-  prompts = _everywhere(made, (stacked, i32(R), i32(R, N)))
-  round_of = _everywhere(made, (context, rows, f32(S, config.round_steps, 2), i32(), i32()))
-  return {
-    "prefill": engine._prefill.lower(model.played, cfg, *prompts),
-    "decode": engine._round.lower(model.sliced, cfg, *round_of, None, mesh=made),
-  }
+  return programs.lowered(model.cfg, model.played, config)
 
 
 def compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled | float, float]:

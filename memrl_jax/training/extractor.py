@@ -33,6 +33,7 @@ from memrl_jax.memory.records import Entry
 from memrl_jax.ops import subgroups
 from memrl_jax.rollout import policies
 from memrl_jax.sampling import engine
+from memrl_jax.sampling.requests import Sampler
 from memrl_jax.training import learner
 from memrl_jax.training.settings import Settings
 from memrl_jax.types import Message, Sample, Turn
@@ -64,7 +65,7 @@ class Extractor:
     )
     self._handed: tuple[int, Any] = (0, self.model.params)  # version, weights that serve
     self._sampling = self.config.sampling
-    self._advisor: engine.Sampler | None = None
+    self._advisor: Sampler | None = None
     if settings.method.questions:
       self._advisor = self.model.sampler(self.model.params)
     self._consistent = threading.Lock()  # around weights and their version

@@ -17,7 +17,7 @@ import numpy as np
 
 from memrl_jax.models import lora, weights
 from memrl_jax.rollout import pack, policies
-from memrl_jax.sampling import engine, remote, replicas
+from memrl_jax.sampling import engine, remote, replicas, requests
 from memrl_jax.training import handover, mesh, objective, precision
 from memrl_jax.training import settings as settings_lib
 from memrl_jax.training import step as steps
@@ -181,7 +181,7 @@ class Learner:
     sampler.set_params(views if isinstance(sampler, replicas.Replicas) else views[0])
 
   def policy(
-    self, sampling: policies.SamplingConfig, sampler: engine.Sampler | None = None
+    self, sampling: policies.SamplingConfig, sampler: requests.Sampler | None = None
   ) -> policies.LanguagePolicy | policies.RemotePolicy:
     """The weights that the engine (or another one) or the server holds, as a policy."""
     if self.client is not None:

@@ -9,7 +9,7 @@ all chips of the topology; weights are shapes only. What a chip holds while a pr
     need = arguments + temporaries + outputs - aliased  +  what is resident and no argument of it
 
 the first four from the compiler, the last counted from shapes and shardings (`learner.Learner`,
-`engine.Engine`): weights, moments, the weights that training started from, the sampler's copy, its cache.
+`programs.resident`): weights, moments, the weights that training started from, the sampler's copy, its cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from memrl_jax.sampling import engine
+from memrl_jax.sampling import cache, programs
+from memrl_jax.sampling.requests import EngineConfig
 from memrl_jax.training import ahead, mesh, roofline
 from memrl_jax.training import settings as settings_lib
 
@@ -118,13 +119,15 @@ def _program(
   return Program(fitted, rest + total, *sizes, *work, seconds, compile_s)
 
 
-# Residents that are arguments of a program. Where the sampler's weights are a copy, `handed` is.
-_OWN = {
-  "accumulate": ("weights", "critic", "base"),
-  "apply": ("weights", "critic", "moments"),
-  "prefill": ("weights", "handed"),
-  "decode": ("sliced",),
-}
+def _own(model: ahead.Model) -> dict[str, tuple[str, ...]]:
+  """Residents that are arguments of a program. Where the sampler's weights are a copy, `handed` is."""
+  in_place = programs.reads_in_place(model.played)
+  return {
+    "accumulate": ("weights", "critic", "base"),
+    "apply": ("weights", "critic", "moments"),
+    "prefill": ("sliced", "cache") if in_place else ("weights", "handed"),
+    "decode": ("sliced", "cache") if in_place else ("sliced",),
+  }
 
 
 def _resident(model: ahead.Model, settings: settings_lib.Settings) -> dict[str, int]:
@@ -135,12 +138,13 @@ def _resident(model: ahead.Model, settings: settings_lib.Settings) -> dict[str, 
   sliced: its copy for decoding.
   """
   whole, layers = _bytes(model.whole), _bytes(model.whole["layers"])
-  config, sampler = settings.engine, {}
+  sampler, stays = (
+    {},
+    not programs.reads_in_place(model.played),
+  )  # else sliced ones take their place
   if _samples(settings):
-    cached = config.slots * (config.buckets[-1] + config.round_steps)
-    cache = _cached(model) * cached
-    sampler = {"sliced": _bytes(model.sliced), "cache": cache}
-    sampler |= {"handed": _bytes(model.played)} if model.handed else {}
+    sampler = {"sliced": _bytes(model.kept.weights), "cache": _bytes(model.kept.cache)}
+    sampler |= {"handed": _bytes(model.played)} if model.handed and stays else {}
   if model.state is None:
     return {"weights": whole} | sampler
   params = model.state.params
@@ -228,30 +232,33 @@ def make(
   )
   model = ahead.model(settings, made, sampler)
   resident, work = _resident(model, settings), _work(settings, model, split)
-  programs = {}
+  found, own = {}, _own(model)
   for lower, section, wanted in (
     (ahead.training, settings.pack, settings.trains),
     (ahead.sampling, settings.engine, _samples(settings)),
   ):
     for name, lowered in lower(model, section).items() if wanted else ():
       say(f"compiling {name} ...")
-      rest = sum(size for part, size in resident.items() if part not in _OWN[name])
-      programs[name] = _program(*ahead.compiled(lowered), rest, work[name], peaks)
-  need = max(program.need for program in programs.values())
+      rest = sum(size for part, size in resident.items() if part not in own[name])
+      found[name] = _program(*ahead.compiled(lowered), rest, work[name], peaks)
+  need = max(program.need for program in found.values())
   step_s = decode_rate = None
   if peaks and settings.trains:
     step_s = sum(work[name].seconds(peaks) for name in ("score", "accumulate", "apply"))
-  if "decode" in programs and peaks:
+  if "decode" in found and peaks:
     tokens = model.samplers * settings.engine.slots * settings.engine.round_steps
-    decode_rate = tokens / programs["decode"].seconds
+    decode_rate = tokens / found["decode"].seconds
+  tensor = model.sampler.shape["tensor"]
+  heads = tensor if model.cfg.kv_heads % tensor == 0 else 1  # parts of the cache
   context, slots = room(
-    {name: program.need for name, program in programs.items()},
+    {name: program.need for name, program in found.items()},
     capacity,
     settings.engine,
-    _cached(model),
+    roofline.kept(model.cfg, model.played_itemsize) / heads,
+    in_place=programs.reads_in_place(model.played),
   )
   plan = Plan(
-    topology, len(chips), split, model.samplers, model.cfg.parameters, capacity, resident, programs, need,
+    topology, len(chips), split, model.samplers, model.cfg.parameters, capacity, resident, found, need,
     need <= capacity, step_s, settings.pack.sequences * settings.pack.length, decode_rate, context,
     slots, [], _notes(settings, model),
   )  # fmt: skip
@@ -259,23 +266,27 @@ def make(
 
 
 def room(
-  need: dict[str, float], capacity: float, config: engine.EngineConfig, token: int
+  need: dict[str, float], capacity: float, config: EngineConfig, token: float, *, in_place: bool
 ) -> tuple[int, int]:
   """The longest context for the config's slots, and most slots for its context, that fit a chip.
 
   What is left of each program's `need` without keys and values is shared by the cache and, in decode and
-  prefill, the copy that is read; `token`: bytes of one cached token. Temporaries stay as compiled.
+  prefill, the copy that is read, unless the cache is read in place; `token`: bytes of one cached token.
+  Temporaries stay as compiled.
   """
   if "decode" not in need:  # sampled elsewhere
     return 0, 0
   S, C, steps = config.slots, config.buckets[-1], config.round_steps
+  tile = cache.LINE if in_place else 1
+  width = -(-(C + steps) // tile) * tile
   contexts, slots = [], []
   for name, bytes_needed in need.items():
     read = {"decode": S, "prefill": config.prefill_rows[-1]}.get(name, 0)  # rows of the copy
-    left = (capacity - bytes_needed) / token + S * (C + steps) + read * C
-    contexts.append((left - S * steps) / (S + read))
-    each = C + steps + (C if name == "decode" else 0)
-    slots.append((left - (0 if name == "decode" else read * C)) / each)
+    read = 0 if in_place else read
+    left = (capacity - bytes_needed) / token + S * width + read * C
+    contexts.append((left + read * steps) / (S + read) // tile * tile - steps)
+    copied = read if name == "decode" else 0
+    slots.append((left - (read - copied) * C) / (width + (C if copied else 0)))
   return max(0, math.floor(min(contexts))), max(0, math.floor(min(slots)))
 
 
@@ -286,13 +297,13 @@ def advice(plan: Plan, settings: settings_lib.Settings) -> list[str]:
   # Of a program: its temporaries and results, and what it reads of the cache.
   own = {name: need - sum(resident.values()) for name, need in over.items()}
   notable = {name for name, size in own.items() if size > NOTABLE * plan.capacity}
-  cache = resident.get("cache", 0)
-  held = sum(resident.values()) - cache
+  cached = resident.get("cache", 0)
+  held = sum(resident.values()) - cached
   found: list[tuple[float, str]] = []
-  if cache > LARGE * plan.capacity or "decode" in notable:
+  if cached > LARGE * plan.capacity or "decode" in notable:
     more = f"at most {plan.slots}" if plan.slots else "fewer"
-    found.append((cache + own.get("decode", 0), (
-      f"the cache takes {_size(cache)}, and decoding {_size(own.get('decode', 0))} more: {more} slots, now "
+    found.append((cached + own.get("decode", 0), (
+      f"the cache takes {_size(cached)}, and decoding {_size(own.get('decode', 0))} more: {more} slots, now "
       f"{e.slots} (config.engine.slots), or contexts shorter than {e.buckets[-1]} (config.engine.buckets)"
     )))  # fmt: skip
   if held > LARGE * plan.capacity:

@@ -143,6 +143,33 @@ def test_each_query_of_a_group_may_have_bounds_of_its_own(impl):
     assert_close([x[:, :, g] for x in got], want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("impl", ["ref", "xla", "pallas"])
+@pytest.mark.parametrize("d", [8, 128])  # the kernel reads narrow heads transposed
+def test_rows_read_any_line_of_a_larger_cache_in_place(impl, d):
+  # Row 1 and row 4 read the same line, and nobody reads the lines 1, 3 and 5, which are NaN.
+  query, _, _ = cache(d=d)
+  _, key, value = cache(d=d, rows=7)
+  slot = jnp.array([6, 2, 4, 0, 2], jnp.int32)
+  unread = jnp.zeros((7, 1, 1, 1), bool).at[jnp.array([1, 3, 5])].set(True)
+  options = dict(scale=0.4, block=8)
+
+  def run(*arrays):
+    return decode_attention(*arrays, LENGTH_R, START_R, slot, impl=impl, **options)
+
+  arrays = query, jnp.where(unread, jnp.nan, key), jnp.where(unread, jnp.nan, value)
+  got = tpu.interpret(run, *arrays) if impl == "pallas" else run(*arrays)
+  want = decode_attention(
+    query,
+    key[slot],
+    value[slot],
+    jnp.asarray(LENGTH_R),
+    jnp.asarray(START_R),
+    impl="ref",
+    **options,
+  )
+  assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
 def test_bfloat16_comes_out_in_float32():
   arrays = cache(dtype=jnp.bfloat16)
   got = run("xla", block=8)(*arrays)
@@ -198,6 +225,7 @@ def test_gpu_programs_hold_a_loop_and_no_tpu_kernel():
     (dict(query_RKGd=jnp.zeros((R, 2, 3, 8), jnp.bfloat16)), "type of the cache"),
     (dict(length_RX=jnp.zeros(R)), "float32"),
     (dict(start_RX=jnp.zeros(4, jnp.int32)), "5 rows"),
+    (dict(slot_R=jnp.zeros(4, jnp.int32)), "slot_R int32"),
   ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(change, message):

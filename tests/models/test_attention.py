@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from memrl_kernels import target
 
-from memrl_jax.models import decoder, policy
+from memrl_jax.models import attention, decoder, policy
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.training import mesh
 from memrl_jax.types import TokenBatch
@@ -98,6 +98,79 @@ def test_decoding_by_kernel_over_shared_own_and_new_columns_is_that_on_cpu():
   assert_close(tpu.interpret(decoded, params(), *cache()), want)
 
 
+STARTS_R, BASE_R = jnp.array([11, 0, 7]), jnp.array([4, 0, 7])
+SLOT_R, LEAD_R = jnp.array([5, 1, 2], jnp.int32), jnp.array([3, 1, 0], jnp.int32)
+TOKENS_RN = jnp.array([[3, 9, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8], [9, 7, 9, 3, 2, 3]])
+
+
+def slots(poison=0.0):
+  """A slot cache; `poison` in every column that none of the three rows may see."""
+  rng = np.random.default_rng(2)
+  column_1C = jnp.arange(24)[None]
+  seen_SC = jnp.zeros((6, 24), bool)
+  seen_SC = seen_SC.at[SLOT_R].set((BASE_R[:, None] <= column_1C) & (column_1C < STARTS_R[:, None]))
+  seen_SC = seen_SC.at[LEAD_R].set(seen_SC[LEAD_R] | (column_1C < BASE_R[:, None]))
+  return [
+    decoder.KV(
+      jnp.where(seen_SC[:, None, None, :], jnp.asarray(rng.normal(size=(6, 2, 8, 24)), "f4"), poison),
+      jnp.where(seen_SC[:, None, :, None], jnp.asarray(rng.normal(size=(6, 2, 24, 8)), "f4"), poison),
+    )
+    for _ in range(CFG.layers)
+  ]  # fmt: skip
+
+
+def prefilled_in_place(params, blocks):
+  cached = policy.Slots(blocks, SLOT_R, LEAD_R, BASE_R)
+  weights = policy.decode_weights(params, CFG)
+  return policy.prefill_slots(weights, CFG, cached, STARTS_R, TOKENS_RN)
+
+
+def prefilled_by_copies():
+  """`policy.prefill`, jitted, and its arguments: the same columns, put together row by row."""
+  followed_RC = (jnp.arange(24)[None] < BASE_R[:, None])[:, None, None, :]
+  layers = [
+    decoder.KV(
+      jnp.where(followed_RC, key[LEAD_R], key[SLOT_R]),
+      jnp.where(followed_RC.swapaxes(2, 3), value[LEAD_R], value[SLOT_R]),
+    )
+    for key, value in slots()
+  ]
+  context = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+  return jax.jit(lambda *given: policy.prefill(given[0], CFG, *given[1:])), (
+    params(), context, STARTS_R, TOKENS_RN
+  )  # fmt: skip
+
+
+@functools.cache
+def want_prefilled():
+  prefill, arguments = prefilled_by_copies()
+  return prefill(*arguments)
+
+
+@pytest.mark.parametrize("lines", [2048, 8])  # all queries of a row at once, or two of six
+def test_a_prefill_in_place_is_that_of_copied_columns(monkeypatch, lines):
+  monkeypatch.setattr(attention, "_LINES", lines)
+  got = jax.jit(lambda *given: prefilled_in_place(*given))(params(), slots(poison=np.nan))
+  assert_close(got, want_prefilled())
+
+
+def test_a_prefill_in_place_by_kernel_is_that_of_copied_columns(monkeypatch):
+  monkeypatch.setattr(attention, "_LINES", 8)
+  got = tpu.interpret(prefilled_in_place, params(), slots(poison=np.nan))
+  assert_close(got, want_prefilled())
+
+
+def test_scores_that_would_be_large_are_made_some_queries_at_a_time(monkeypatch):
+  want = want_prefilled()
+  # 3 rows of 4 heads and 24 + 6 columns are 1440 bytes a position: two positions at a time.
+  monkeypatch.setattr(decoder, "_SCORES", 3000)
+  prefill, arguments = prefilled_by_copies()
+  lowered = prefill.lower(*arguments)
+  assert "tensor<6x4x24xf32>" in lowered.as_text()  # rows x heads, positions x groups, columns
+  assert "tensor<6x12x24xf32>" not in lowered.as_text()
+  assert_close(prefill(*arguments), want)
+
+
 @pytest.fixture
 def grid(monkeypatch):
   """Four CPU devices over which `target` splits arrays as it does over TPUs."""
@@ -142,3 +215,12 @@ def test_decoding_split_over_a_mesh_is_that_of_one_device(grid):
   everywhere = jax.device_put(cache(), jax.NamedSharding(chips, jax.P()))
   got = mesh.jit(chips, decoded)(mesh.place_params(chips, params()), *everywhere)
   assert_close(got, want)
+
+
+def test_a_prefill_in_place_split_over_a_mesh_is_that_of_one_device(grid):
+  chips = grid(fsdp=2, tensor=2)
+  blocks = jax.device_put(slots(), jax.NamedSharding(chips, jax.P(None, "tensor")))
+  lowered = mesh.jit(chips, prefilled_in_place).lower(mesh.place_params(chips, params()), blocks)
+  assert "manual_computation" in lowered.as_text()
+  got = lowered.compile()(mesh.place_params(chips, params()), blocks)
+  assert_close(got, want_prefilled())

@@ -106,11 +106,19 @@ def test_the_room_for_the_cache_is_used_to_the_last_slot_and_column(rows, gradie
     }
 
   config = engine.EngineConfig(4, (64,), prefill_rows=(rows,))
-  columns, slots = plan.room(need(4, 64), capacity, config, token)
+  columns, slots = plan.room(need(4, 64), capacity, config, token, in_place=False)
   assert max(need(slots, 64).values()) <= capacity < max(need(slots + 1, 64).values())
   assert max(need(4, columns).values()) <= capacity < max(need(4, columns + 1).values())
   # Nothing is left where everything else fills the chip.
-  assert plan.room(need(4, 64), other, config, token) == (0, 0)
+  assert plan.room(need(4, 64), other, config, token, in_place=False) == (0, 0)
+
+
+def test_a_cache_that_is_read_in_place_has_room_for_whole_tiles_of_columns():
+  # 4 slots of 64 + 8 columns take 128 each; what is left, 1_000_000 - 512 tokens of 100 bytes, is 9488
+  # tokens more, so 10_000: 2500 columns a slot, of which 19 tiles = 2432 are whole; or 78 slots of 128.
+  config = engine.EngineConfig(4, (64,))
+  need = {"prefill": 51_200.0, "decode": 51_200.0}
+  assert plan.room(need, 1_000_000, config, 100, in_place=True) == (2432 - 8, 78)
 
 
 @pytest.fixture
