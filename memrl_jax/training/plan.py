@@ -316,14 +316,14 @@ def advice(plan: Plan, settings: settings_lib.Settings) -> list[str]:
     )))  # fmt: skip
   if "accumulate" in notable:
     change = "shorter sequences (config.pack.length), or more chips to each (config.mesh.tensor)"
-    if plan.split.tensor > 1 and not settings.mesh.sequence:
-      change = "tokens split over tensor too (config.mesh.sequence)"
-    if settings.model.dtype == "float32" and not settings.model.compute:
-      change = "to compute in bfloat16 (config.model.compute)"
     if settings.model.remat in ("none", "some"):
       change = f"more recomputation than {settings.model.remat} (config.model.remat)"
     if sequences > plan.split.rows:
       change = f"micro-batches of fewer than {sequences} sequences (config.pack.sequences)"
+    if settings.model.dtype == "float32" and not settings.model.compute:
+      change += ", or compute in bfloat16 (config.model.compute)"
+    if plan.split.tensor > 1 and not settings.mesh.sequence:
+      change += ", or split tokens over tensor too (config.mesh.sequence)"
     found.append((own["accumulate"], (
       f"the gradient of a micro-batch takes {_size(own['accumulate'])} more: {change}"
     )))  # fmt: skip

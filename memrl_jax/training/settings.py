@@ -293,7 +293,7 @@ class ExtractorSettings:
     s, tokens = self.sampling, self.sampling.reflect_tokens
     if not self.train:
       return
-    check_precision(self.model, self.lora, self.optim)
+    check_precision(self.model, self.lora, self.optim, "config.extractor")
     if s.top_p < 1 or s.top_k > 0 or s.temperature == 0:
       raise ValueError(
         "an extractor that is trained needs temperature > 0, top_p 1 and top_k 0: its log-probs are those of "
@@ -326,6 +326,13 @@ class AgentSettings:
   remote: remote.RemoteConfig = dataclasses.field(default_factory=remote.RemoteConfig)
   mesh: mesh.MeshConfig = dataclasses.field(default_factory=mesh.MeshConfig)
   replicas: handover.ReplicaConfig = dataclasses.field(default_factory=handover.ReplicaConfig)
+
+  def __post_init__(self):
+    if self.model.compute or self.mesh.sequence or self.mesh.offload:
+      raise ValueError(
+        "the agent is never trained, so model.compute, mesh.sequence and mesh.offload of config.agent would do "
+        "nothing; leave them as they are"
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -548,24 +555,27 @@ class Settings:
 
 
 def check_precision(
-  model: ModelSettings, adapters: lora.LoraConfig, optim: step.OptimConfig
+  model: ModelSettings,
+  adapters: lora.LoraConfig,
+  optim: step.OptimConfig,
+  section: str = "config",
 ) -> None:
   """Whether weights that are trained move as they should; ValueError names what is wrong."""
   narrow = model.dtype != "float32" and not adapters.rank
   if narrow and optim.update == "plain":
     raise ValueError(
-      f"updates of this size vanish in {model.dtype} weights; train float32 ones (config.model.dtype), adapters "
-      "beside them (config.lora.rank), or set config.optim.update to stochastic or compensated"
+      f"updates of this size vanish in {model.dtype} weights; train float32 ones ({section}.model.dtype), adapters "
+      f"beside them ({section}.lora.rank), or set {section}.optim.update to stochastic or compensated"
     )
   if not narrow and optim.update != "plain":
     raise ValueError(
       f"what is trained here is float32, to which nothing {optim.update} needs to be done; set "
-      "config.optim.update to plain, or config.model.dtype to bfloat16"
+      f"{section}.optim.update to plain, or {section}.model.dtype to bfloat16"
     )
   if model.compute and adapters.rank:
     raise ValueError(
-      "adapters compute in the dtype of the weights below them; set config.model.dtype to "
-      f"{model.compute}, and leave config.model.compute empty"
+      f"adapters compute in the dtype of the weights below them; set {section}.model.dtype to {model.compute}, "
+      f"and leave {section}.model.compute empty"
     )
 
 

@@ -139,7 +139,7 @@ def test_a_plan_of_what_is_here_stands_in_the_folder_and_fails_where_it_does_not
   model, monkeypatch, capsys
 ):
   here = arguments(model, "--topology=here", "--config.mesh.data=-1", "--config.engine.slots=4")
-  here.append("--config.train.max_lag=1")
+  here += ["--config.train.max_lag=1", "--config.pack.sequences=8"]
   make, kept = plan.make, []
   monkeypatch.setattr(plan, "make", lambda *given: kept.append(make(*given)) or kept[-1])
   assert run.main(here) == 0
@@ -176,7 +176,7 @@ def test_a_plan_of_what_is_here_stands_in_the_folder_and_fails_where_it_does_not
       ("--topology=here", "--config.mesh.data=-1", "--config.mesh.fsdp=3"),
       "cannot be split into fsdp 3 x tensor 1",
     ),
-    (("--topology=here",), "set config.mesh.data to 4, or -1"),
+    (("--topology=here",), "set config.mesh.data to 8, or -1"),
     (("--topology=here", "--config.mesh.data=-1", "--config.pack.sequences=6"), "6 sequences"),
   ],
 )
@@ -202,6 +202,9 @@ def test_what_does_not_fit_is_told_what_to_change():
   assert "config.mesh.fsdp" in said(20, accumulate=21)[0]
   assert "config.pack.sequences" in said(100, accumulate=121)[0]
   assert "config.mesh.tensor" in said(100, (8, 1, 1), accumulate=121)[0]
+  cheaper = said(100, (4, 1, 2), accumulate=121)[0]
+  assert "config.model.compute" in cheaper and "config.mesh.sequence" in cheaper
+  assert "keep moments and start in the host's memory" in said(20, accumulate=21)[0]
   assert "config.engine.prefill_rows" in said(100, prefill=121)[0]
   assert "at most 3 slots" in said(100, decode=121)[0]
 
