@@ -134,14 +134,14 @@ def _resident(model: ahead.Model, settings: settings_lib.Settings) -> dict[str, 
   """Bytes of one chip, by what they are.
 
   weights: those that are trained, or play; start: what training began from, kept for a KL term and the
-  swap test; behind: those that rollouts ahead of it are sampled with; handed: the sampler's, where they are a copy (another layout or type, adapters and base as one);
-  sliced: its copy for decoding.
+  swap test; behind: those that rollouts ahead of it are sampled with; handed: the sampler's, where they are a
+  copy (another layout or type, adapters and base as one); sliced: its copy for decoding.
   """
   whole, layers = _bytes(model.whole), _bytes(model.whole["layers"])
-  sampler, stays = (
-    {},
-    not programs.reads_in_place(model.played),
-  )  # else sliced ones take their place
+  sampler = {}
+  stays = not programs.reads_in_place(
+    model.played
+  )  # else sliced ones take the place of what is handed
   if _samples(settings):
     sampler = {"sliced": _bytes(model.kept.weights), "cache": _bytes(model.kept.cache)}
     sampler |= {"handed": _bytes(model.played)} if model.handed and stays else {}
@@ -154,10 +154,8 @@ def _resident(model: ahead.Model, settings: settings_lib.Settings) -> dict[str, 
   trained["start"] = _bytes(model.start)
   if settings.lora.rank:
     trained["base"] = _bytes(model.base)
-    sampler |= {"handed": layers} if sampler and not model.handed else {}
-  if (
-    lag := settings.train.max_lag
-  ):  # training.lagged: until an update is done, those of its rollout too
+    sampler |= {"handed": layers} if sampler and stays and not model.handed else {}
+  if lag := settings.train.max_lag:  # until an update is done, those of its rollout too
     trained["behind"] = (lag + 1) * trained["weights"]
   return trained | sampler
 
