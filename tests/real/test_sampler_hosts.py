@@ -3,6 +3,7 @@
 LaMer on Dark Room, rollouts one update ahead, on two servers of which one dies, then the other.
 """
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -29,9 +30,9 @@ def flags(place, *more):
   ]  # fmt: skip
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def servers():
-  """(process, address) of three, started together."""
+  """(process, address) of three, started together; what they compile was compiled before, if it can be."""
   buckets = ",".join(map(str, settings().engine.buckets))
   command = [
     sys.executable, "-m", "memrl_jax.sampling.serve", "--checkpoint=tiny:darkroom", "--port=0", "--slots=8",
@@ -54,29 +55,32 @@ def servers():
       process.wait()
 
 
-def test_a_run_outlives_one_server_and_is_resumed_after_the_last(servers, tmp_path, monkeypatch):
+def test_a_run_outlives_one_server_and_is_resumed_after_the_last(tmp_path, monkeypatch):
   here, away = tmp_path / "here", tmp_path / "away"
   assert run.main(flags(here)) == 0
-  (first, one), (second, other), (_, spare) = servers
-  learn = loop.Run.learn
+  with servers() as three:
+    (first, one), (second, other), (_, spare) = three
+    learn = loop.Run.learn
 
-  def killing(self, update, trials):
-    for process in {1: [first], 3: [second]}.get(update, []):
-      os.kill(process.pid, signal.SIGKILL)
-      process.wait()
-    return learn(self, update, trials)
+    def killing(self, update, trials):
+      for process in {1: [first], 3: [second]}.get(update, []):
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+      return learn(self, update, trials)
 
-  quick = ["--config.remote.retries=1", f"--config.remote.weights={tmp_path / 'weights'}"]
-  with monkeypatch.context() as patch:
-    patch.setattr(loop.Run, "learn", killing)
-    assert run.main(flags(away, f"--config.remote.url={one},{other}", *quick)) == 3
-  manifest = (away / "manifest.json").read_text()
-  assert "no server took new weights: no server answers at" in manifest or "is left" in manifest
-  (*_, last) = metrics.read(away / "timing.jsonl")
-  assert last["remote/lost"] >= 1 and last["remote/failed"] == 0 and last["remote/pushed_bytes"] > 0
-  assert last["seconds/push"] > 0
-  assert 3 <= len(metrics.read(away / "metrics.jsonl")) < UPDATES
-  assert run.main(flags(away, f"--config.remote.url={spare}", *quick, "--resume")) == 0
+    quick = ["--config.remote.retries=1", f"--config.remote.weights={tmp_path / 'weights'}"]
+    with monkeypatch.context() as patch:
+      patch.setattr(loop.Run, "learn", killing)
+      assert run.main(flags(away, f"--config.remote.url={one},{other}", *quick)) == 3
+    manifest = (away / "manifest.json").read_text()
+    assert "no server took new weights: no server answers at" in manifest or "is left" in manifest
+    (*_, last) = metrics.read(away / "timing.jsonl")
+    assert (
+      last["remote/lost"] >= 1 and last["remote/failed"] == 0 and last["remote/pushed_bytes"] > 0
+    )
+    assert last["seconds/push"] > 0
+    assert 3 <= len(metrics.read(away / "metrics.jsonl")) < UPDATES
+    assert run.main(flags(away, f"--config.remote.url={spare}", *quick, "--resume")) == 0
   for update in range(1, UPDATES + 1):
     assert ids_of(away, update) == ids_of(here, update), update
   for near, far in zip(
