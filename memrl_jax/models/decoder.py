@@ -99,10 +99,10 @@ class Layer(nnx.Module):
     cfg = self.cfg
     mixed = attended_NH @ self.out[...].reshape(-1, cfg.dim)
     x_ND = x_ND + (self.post_attention_norm(mixed) if cfg.post_norms else mixed)
-    gate_up = self.gate_up[...]
+    normed, gate_up = self.mlp_norm(x_ND), self.gate_up[...]
     if not target.splits():  # split over devices along M, it could not be merged where it lies
       gate_up = gate_up.reshape(cfg.dim, -1)
-    wide = checkpoint_name(jnp.tensordot(self.mlp_norm(x_ND), gate_up, 1), "wide")
+    wide = checkpoint_name(jnp.tensordot(normed, gate_up, 1), "wide")
     mixed = gated(cfg.activation, wide).reshape(-1, cfg.mlp_dim) @ self.down[...]
     return x_ND + (self.post_mlp_norm(mixed) if cfg.post_norms else mixed)
 
