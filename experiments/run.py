@@ -4,7 +4,7 @@ Own flags instead of ml_collections.config_flags, whose answers to a wrong key o
 lines and which cannot check values against the dataclasses' types (a tuple, `eval.harder.NAME`).
 
 Exit codes: 0 finished, 1 a bug (with its traceback) or a plan that does not fit, 2 wrong input (one sentence), 3 stopped early and
-saved (a signal, the collapse guard), 130 interrupted.
+saved (a signal, the collapse guard), 75 another host was lost (--resume goes on), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ USAGE = """
   python experiments/run.py --config=FILE[:VARIANT] [--config.a.b=value ...] [--workdir=DIR]
                             [--mode=train|eval|adapt|export|plan] [--checkpoint=STEP] [--resume]
                             [--topology=NAME[,NAME ...]]
+                            [--hosts=auto|N --coordinator=HOST:PORT --host=I]
 """
 EXAMPLES = """
 examples:
@@ -75,6 +76,16 @@ class Arguments(NamedTuple):
   checkpoint: int | None
   resume: bool
   topologies: tuple[str, ...]
+  hosts: Hosts | None = None
+
+
+class Hosts(NamedTuple):
+  """Which of several hosts this process is; all None: as its surroundings say."""
+
+  coordinator: str | None
+  count: int | None
+  index: int | None
+  seconds: int
 
 
 class _Parser(argparse.ArgumentParser):
@@ -116,6 +127,21 @@ def parse(argv: Sequence[str]) -> Arguments:
     default="",
     help="with plan: chips that need not be here, as v5e:4x4 or v5p:8x8x8, or here",
   )
+  add(
+    "--hosts",
+    metavar="auto|N",
+    help="with train, eval: this is one of N processes of one run (experiments/pods.md); auto asks a TPU pod, "
+    "Slurm or MPI how many and which",
+  )
+  add("--coordinator", metavar="HOST:PORT", help="with --hosts=N: a free port of host 0")
+  add("--host", metavar="I", type=int, help="with --hosts=N: the number of this one, from 0")
+  add(
+    "--host_timeout",
+    metavar="SECONDS",
+    type=int,
+    default=45,
+    help="a host that is silent for so long is lost, and the others end (45)",
+  )
   flags = [word for word in argv if not word.startswith("--config.")]
   overrides = [word.removeprefix("--config.") for word in argv if word.startswith("--config.")]
   for word in overrides:
@@ -139,7 +165,30 @@ def parse(argv: Sequence[str]) -> Arguments:
     known.checkpoint,
     known.resume,
     topologies,
+    _hosts(known),
   )
+
+
+def _hosts(known: argparse.Namespace) -> Hosts | None:
+  """What the flags say about hosts; None where this process is alone."""
+  named = known.coordinator is not None or known.host is not None
+  if known.hosts in (None, "1") and not named:
+    return None
+  if known.mode not in ("train", "eval"):
+    raise ValueError(f"--mode={known.mode} is work for one process; leave --hosts out")
+  if known.host_timeout < 5:
+    raise ValueError(f"--host_timeout={known.host_timeout} is too short to tell; use 5 or more")
+  if known.hosts == "auto" and not named:
+    return Hosts(None, None, None, known.host_timeout)
+  if not (known.hosts or "").isdigit() or known.coordinator is None or known.host is None:
+    raise ValueError(
+      "several hosts need --hosts=N, --coordinator=HOST:PORT and --host=I on each, or --hosts=auto alone"
+    )
+  if known.host not in range(int(known.hosts)) or ":" not in known.coordinator:
+    raise ValueError(
+      f"--host={known.host} must be in 0..{int(known.hosts) - 1} and --coordinator={known.coordinator} a HOST:PORT"
+    )
+  return Hosts(known.coordinator, int(known.hosts), known.host, known.host_timeout)
 
 
 def _config_files() -> list[pathlib.Path]:
@@ -207,6 +256,11 @@ def _find(text: str) -> pathlib.Path:
 
 def run(arguments: Arguments) -> int:
   """Checks everything that can be checked at once, then trains or evaluates; returns the exit code."""
+  if arguments.hosts is not None:
+    from memrl_jax.training import hosts
+
+    coordinator, count, index, seconds = arguments.hosts
+    hosts.join(coordinator, count, index, seconds=seconds)
   experiment = load(arguments.config, arguments.overrides)
   from experiments import base
   from memrl_jax.training import folder
@@ -217,6 +271,7 @@ def run(arguments: Arguments) -> int:
   if served and not trains:
     _check_served(arguments, settings)
   check(settings, models=trains or not served)
+  _check_hosts(experiment, settings)
   name = f"{experiment.name}-{experiment.variant}-{folder.config_hash(experiment.record())}"
   path = pathlib.Path(arguments.workdir or pathlib.Path("runs") / name)
   works = {"train": _train, "eval": _evaluate, "adapt": _adapt, "export": _export, "plan": _plan}
@@ -241,6 +296,16 @@ def _check_served(arguments: Arguments, settings: Any) -> None:
       f"{settings.method_name} is evaluated with the weights and the memory of its run, in this process; "
       "leave config.remote.url empty for --mode=eval"
     )
+
+
+def _check_hosts(experiment: Experiment, settings: Any) -> None:
+  """Whether several hosts can do this, and have all been asked for the same."""
+  from memrl_jax.training import folder, hosts
+
+  hosts.check(settings)
+  asked = hosts.gather([folder.config_hash(experiment.record())], "the others' configs")
+  if odd := hosts.differing(asked):
+    raise ValueError(f"hosts {odd} were started with another config than host 0; use one command")
 
 
 @contextlib.contextmanager
@@ -312,7 +377,7 @@ def _train(
   arguments: Arguments, experiment: Experiment, settings: Any, path: pathlib.Path, client: Any
 ) -> int:
   """Trains; `client` samples in place of an engine here."""
-  from memrl_jax.training import folder, loop
+  from memrl_jax.training import folder, hosts, loop
 
   with folder.RunFolder.create(
     path,
@@ -327,7 +392,8 @@ def _train(
       run_folder.end_session(status, done)
     else:
       status = loop.train(settings, run_folder, client=client)
-    print(f"{status}\nreport: {run_folder.report}")
+    if hosts.first():
+      print(f"{status}\nreport: {run_folder.report}")
   return 0 if status.startswith("finished") else 3
 
 
@@ -394,7 +460,7 @@ def _in_folder(
   needs_run: bool,
 ) -> int:
   """Does `work` in the folder of a run, with the checkpoint that was asked for if it `needs_run`."""
-  from memrl_jax.training import folder
+  from memrl_jax.training import folder, hosts
 
   record = experiment.record()
   newest = _newest_checkpoint(arguments, settings, path) if needs_run else 0
@@ -405,7 +471,8 @@ def _in_folder(
   ) as run_folder:
     made = work(settings, run_folder, arguments.checkpoint)
     run_folder.end_session(status, arguments.checkpoint or newest)
-    print(f"weights: {made}" if status == "exported" else f"report: {run_folder.report}")
+    if hosts.first():
+      print(f"weights: {made}" if status == "exported" else f"report: {run_folder.report}")
   return 0
 
 
@@ -431,11 +498,12 @@ def _newest_checkpoint(arguments: Arguments, settings: Any, path: pathlib.Path) 
   return steps[-1]
 
 
-# What may change when a run goes on: its length, where its server listens and how it is waited for.
+# What may change when a run goes on: its length, where its server listens and how it is waited for, its devices.
 _SERVER = ("url", "key_env", "concurrency", "connect_s", "read_s", "retries", "backoff_s")
 _ON_RESUME = (
   "train.updates",
   *(f"{place}.{key}" for place in ("remote", "agent.remote") for key in _SERVER),
+  *(f"mesh.{key}" for key in ("data", "fsdp", "tensor", "first")),  # a checkpoint fits any
 )
 
 # What an evaluation may change: training does not depend on it, or has read it already.
@@ -494,5 +562,13 @@ def _sentence(error: BaseException) -> str:
   return " ".join(str(error).split())
 
 
+def _alone(code: int) -> int:
+  """Ends one of several hosts, which never comes back; alone, nothing but the code."""
+  hosts = sys.modules.get(
+    "memrl_jax.training.hosts"
+  )  # not imported for an error in the command line
+  return code if hosts is None else hosts.leave(code)
+
+
 if __name__ == "__main__":
-  sys.exit(main())
+  sys.exit(_alone(main()))

@@ -403,6 +403,16 @@ class Episodic:
     q_N, success_N, worked_N = np.array(rows, np.float64).reshape(-1, 3).T
     return q_N, success_N.astype(bool), worked_N.astype(bool)
 
+  def reads(self) -> collections.Counter[str]:
+    """How often it was asked since the start, and how often it had nothing to say."""
+    with self._lock:
+      return collections.Counter({name: self._counts[name] for name in ("queries", "empty")})
+
+  def add_reads(self, more: collections.Counter[str]) -> None:
+    """Counts what was asked elsewhere, of a copy of this memory."""
+    with self._lock:
+      self._counts.update(more)
+
   # --- checkpoints --------------------------------------------------------------------------------
 
   def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

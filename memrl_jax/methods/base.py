@@ -52,6 +52,7 @@ class Method(NamedTuple):
   watch:    reads the metrics of an update and may add to them.
   study:    what an update imitates in place of playing, if it does; `terms` weigh the parts of that loss.
   anchors:  after so many updates a KL term refers to the policy as it is then, which is also evaluated.
+  pool:     makes the counts that reading leaves in the memory those of all processes; it is given what gathers.
   contrast: numbers about an arm that need the others: of the trials by arm, numbers by arm.
   """
 
@@ -67,6 +68,7 @@ class Method(NamedTuple):
   study: Callable[[int, np.random.Generator], list[Lesson] | None] = lambda update, rng: None
   terms: Mapping[str, float] = MappingProxyType({})
   anchors: int | None = None
+  pool: Callable[[Callable[[list], list]], None] = lambda gather: None
   contrast: Callable[[Mapping[str, Sequence[Trial]]], dict[str, dict[str, Any]]] = lambda arms: {}
 
 

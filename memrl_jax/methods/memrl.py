@@ -114,5 +114,6 @@ def make(config: MemrlConfig, memory: Episodes) -> base.Method:
       "memory": trial(config, how, attempts=n, reads=config.reads, evaluates=True),
     },
     plan=memory.plan,
+    pool=memory.pool,
     memory=memory,
   )

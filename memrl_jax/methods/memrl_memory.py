@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -103,6 +104,7 @@ class Episodes:
     self.observer = Reader(memory, True, bare, found)
     self._solved: dict[str, list[bool]] = {}  # by the seed of a task, round after round
     self._rounds = 0.0
+    self._reads = memory.reads()  # when they were pooled last
 
   def plan(self, trials: Sequence[Trial], rng: np.random.Generator) -> None:
     """What was solved before is not played again where only the unsolved is."""
@@ -138,6 +140,13 @@ class Episodes:
         correlation = episodic_metrics.pearson(q_N, success_N.astype(float))
         numbers |= {f"{prefix}pearson": correlation} if np.isfinite(correlation) else {}
     return numbers
+
+  def pool(self, gather: Callable[[list], list]) -> None:
+    """Counts what the trials of other processes have asked since the last time as if asked here."""
+    own = self.memory.reads() - self._reads
+    everybody = sum(gather([own]), collections.Counter())
+    self.memory.add_reads(everybody - own)
+    self._reads = self.memory.reads()
 
   def _played(self, one: Trial) -> list[episodic.Episode]:
     return played(one, (one.task,) if self._image(one.task) else ())
@@ -194,10 +203,12 @@ class Episodes:
     self.memory.load(arrays, rest["memory"])
     self._solved = {task: list(solved) for task, solved in rest["solved"].items()}
     self._rounds = self.epochs().get("epoch/rounds", 0.0)
+    self._reads = self.memory.reads()
 
   def reset(self) -> None:
     self.memory.reset()
     self._solved, self._rounds = {}, 0.0
+    self._reads = self.memory.reads()
 
   def close(self) -> None:
     self.memory.close()

@@ -23,6 +23,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
+from memrl_jax.training import hosts
+
 
 class Checkpoints:
   """Steps in one directory: the newest `keep`, and every multiple of `keep_every` if given."""
@@ -37,14 +39,16 @@ class Checkpoints:
     policies: list[Any] = [checkpoint_managers.LatestN(keep)]
     if keep_every is not None:
       policies.append(checkpoint_managers.EveryNSteps(keep_every))
-    self._manager = ocp.CheckpointManager(
-      self._directory,
-      options=ocp.CheckpointManagerOptions(
-        preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
-        cleanup_tmp_directories=True,
-      ),
-      handler_registry=_handlers(),
-    )
+    hosts.keeps_checkpoints(self._directory)
+    with hosts.waiting("the folder of checkpoints"):
+      self._manager = ocp.CheckpointManager(
+        self._directory,
+        options=ocp.CheckpointManagerOptions(
+          preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+          cleanup_tmp_directories=True,
+        ),
+        handler_registry=_handlers(),
+      )
 
   def save(
     self,
@@ -81,11 +85,13 @@ class Checkpoints:
     }  # Orbax keeps no 0 items
     if kept:
       items["extra"] = ocp.args.StandardSave(kept)
-    self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+    with hosts.waiting(f"the start of checkpoint {step}"):
+      self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
   def wait(self) -> None:
     """Until the last save is on disk; raises if it failed."""
-    self._manager.wait_until_finished()
+    with hosts.waiting("the end of a checkpoint"):
+      self._manager.wait_until_finished()
 
   def steps(self) -> list[int]:
     """Complete steps, oldest first."""
@@ -129,7 +135,8 @@ class Checkpoints:
 
   def close(self) -> None:
     """Waits for the last save, then frees Orbax's threads."""
-    self._manager.close()
+    with hosts.waiting("the end of a checkpoint"):
+      self._manager.close()
 
   def __enter__(self) -> Checkpoints:
     return self
@@ -150,7 +157,8 @@ class Checkpoints:
   def _restore(self, step: int, **items: Any) -> Any:
     # What Orbax raises for a damaged step depends on the file that is damaged.
     try:
-      return self._manager.restore(step, args=ocp.args.Composite(**items))
+      with hosts.waiting(f"checkpoint {step}"):
+        return self._manager.restore(step, args=ocp.args.Composite(**items))
     except (OSError, ValueError, KeyError) as error:
       others = [other for other in self.steps() if other != step]
       raise ValueError(

@@ -21,7 +21,7 @@ from memrl_jax.envs import pool
 from memrl_jax.methods import baselines
 from memrl_jax.rollout import collect, policies
 from memrl_jax.rollout.trial import Generate, Program
-from memrl_jax.training import guard
+from memrl_jax.training import guard, hosts
 from memrl_jax.training import settings as settings_lib
 from memrl_jax.types import Trial
 
@@ -136,13 +136,14 @@ class Evaluator:
       timeout_s=env.timeout_s,
       isolation=env.isolation,
     )
+    trials = [
+      Trial(env.name, seed, group, index)
+      for group, seed in enumerate(self._seeds[:tasks])
+      for index in range(repeats)
+    ]
     try:
-      return collect.collect(
-        [
-          Trial(env.name, seed, group, index)
-          for group, seed in enumerate(self._seeds[:tasks])
-          for index in range(repeats)
-        ],
+      collect.collect(
+        hosts.mine(trials),
         arm.program,
         route,
         envs,
@@ -154,6 +155,7 @@ class Evaluator:
       )
     finally:
       envs.close()
+    return list(hosts.exchange(trials, "the trials of an evaluation"))
 
   def diversity(self, policy: collect.Policy) -> float:
     """Mean over tasks of the entropy of attempt-1 trajectories, nats (experiments/lamer.md 3.1)."""

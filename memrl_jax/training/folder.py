@@ -32,6 +32,8 @@ from typing import Any
 
 import jax
 
+from memrl_jax.training import hosts
+
 MIN_FREE_BYTES = 200_000_000  # two checkpoints of a shipped tiny model, its logs and rollouts [us]
 PACKAGES = (
   "memrl_jax",
@@ -49,7 +51,7 @@ RUN_FILES = ("manifest.json", "metrics.jsonl", "timing.jsonl", "eval.jsonl", "ch
 class RunFolder:
   """Paths of one run. `create` also checks the folder, locks it and writes config and manifest.
 
-  Reading needs no lock: `RunFolder(path)` touches nothing. Across hosts, only process 0 creates.
+  Reading needs no lock: `RunFolder(path)` touches nothing. Of several hosts only the first writes in it.
   """
 
   def __init__(self, path: str | os.PathLike):
@@ -85,18 +87,25 @@ class RunFolder:
     """
     folder = cls(path)
     config = json.loads(json.dumps(config))
-    _check_place(folder.path)
-    folder._take_lock()
-    try:
-      folder.resumed = folder._check_run(config, resume, may_differ)
-      for part in (folder.rollouts, folder.checkpoints, folder.tensorboard):
-        part.mkdir(exist_ok=True)
-      write_atomic(folder.config, _dump(config))
-      folder._open_session(config, seeds or {})
-    except BaseException:
-      folder.close()
-      raise
+    folder.resumed = hosts.of_first(
+      lambda: folder._open(config, resume, may_differ, seeds or {}), "the run folder"
+    )
     return folder
+
+  def _open(self, config: dict[str, Any], resume: bool, may_differ, seeds: dict[str, int]) -> bool:
+    """Locks and writes; returns whether it continues a run."""
+    _check_place(self.path)
+    self._take_lock()
+    try:
+      resumed = self._check_run(config, resume, may_differ)
+      for part in (self.rollouts, self.checkpoints, self.tensorboard):
+        part.mkdir(exist_ok=True)
+      write_atomic(self.config, _dump(config))
+      self._open_session(config, seeds)
+    except BaseException:
+      self.close()
+      raise
+    return resumed
 
   def rollout(self, step: int) -> pathlib.Path:
     """The file that holds the trials of update `step`."""
@@ -108,6 +117,8 @@ class RunFolder:
 
   def end_session(self, status: str, step: int) -> None:
     """Notes in the manifest when and how this session ended ("finished", "stopped by SIGTERM", ...)."""
+    if not hosts.first():
+      return
     manifest = json.loads(self.manifest.read_text("utf-8"))
     manifest["sessions"][-1] |= {"end": _now(), "status": status, "step": step}
     write_atomic(self.manifest, _dump(manifest))
@@ -259,6 +270,7 @@ def _surroundings() -> dict[str, Any]:
     "platform": platform.platform(),
     "packages": {name: _version(name) for name in PACKAGES},
     "device": f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
+    "hosts": hosts.count(),
     "git": _git(pathlib.Path(__file__).parent),
   }
 

@@ -18,7 +18,7 @@ import numpy as np
 from memrl_jax.models import lora, weights
 from memrl_jax.rollout import pack, policies
 from memrl_jax.sampling import engine, remote, replicas, requests
-from memrl_jax.training import handover, mesh, objective, precision
+from memrl_jax.training import handover, hosts, mesh, objective, precision
 from memrl_jax.training import settings as settings_lib
 from memrl_jax.training import step as steps
 from memrl_jax.types import Turn
@@ -237,9 +237,9 @@ class Learner:
 
   def rescore(self, turns: Sequence[Turn]) -> None:
     """Sets the behaviour log-probs of turns: those of the weights of now."""
-    packed = pack.pack_with_places(turns, self.parts.pack)
-    scores = jax.device_get(self.trainer.score(self.state.params["policy"], packed.batches))
-    for turn, (m, b, s) in zip(turns, packed.places, strict=True):
+    (packed,) = self._packed([turns])
+    scores = self._rows(self.trainer.score(self.state.params["policy"], packed.batches))
+    for turn, (m, b, s) in zip(_here(turns), packed.places, strict=True):
       logps = np.asarray(scores[m][b, s, : len(turn.sample.ids)], np.float32)
       turn.sample = turn.sample._replace(logps=logps)
 
@@ -258,19 +258,20 @@ class Learner:
     config = self.parts.loss
     if reference is None and config.kl_coef:
       reference = self._fetched(self.start)
-    packed = [
-      pack.pack_with_places(part, self.parts.pack) for part in pack.split(rows, minibatches, rng)
-    ]
+    dealt = pack.split(rows, minibatches, rng)
+    packed = self._packed(dealt)
     parts = [one.batches for one in packed]
     params = state.params["policy"]
-    old = [self.trainer.old(params, part) for part in parts]
+    off = [any(row.plain_ids is not None for row in part) for part in dealt]
+    old = [self.trainer.old(params, part, off=o) for part, o in zip(parts, off, strict=True)]
     ref = [self.trainer.score(reference, part) if config.kl_coef else None for part in parts]
     history = []
     for part, part_old, part_ref in zip(parts, old, ref, strict=True):
       state, result = self.trainer.update(state, part, part_old, part_ref)
       history.append(result)
     # The first wait: until here every step was dispatched while the device worked on those before.
-    history = jax.device_get(history)
+    with hosts.waiting("what the devices compute"):
+      history = jax.device_get(history)
     numbers: dict[str, float] = {}
     if history:
       numbers |= {name: float(np.mean([h[name] for h in history])) for name in history[0]}
@@ -284,17 +285,39 @@ class Learner:
           del numbers[name]
       numbers["train/finite"] = float(min(h["train/finite"] for h in history))
     numbers["train/micro_batches"] = sum(len(part) for part in parts)
-    computed, alone = sum(one.tokens for one in packed), sum(map(pack.tokens_alone, rows))
+    computed, alone = self._tokens(packed, rows)
     numbers["train/tokens"] = computed
     numbers["train/shared"] = 1 - computed / max(alone, 1)
     return state, numbers
 
   def values(self, turns: Sequence[Turn]) -> None:
     """Sets `turn.value`: the critic's estimate at the end of every prompt."""
-    packed = pack.pack_with_places(turns, self.parts.pack)
-    values = self.trainer.values(self.state.params["critic"], packed.batches)
-    for turn, (m, b, s) in zip(turns, packed.places, strict=True):
-      turn.value = float(values[m][b, s])
+    (packed,) = self._packed([turns])
+    values = self._rows(self.trainer.values(self.state.params["critic"], packed.batches))
+    found = [float(values[m][b, s]) for m, b, s in packed.places]
+    for turn, value in zip(turns, hosts.gather(found, "the critic's values"), strict=True):
+      turn.value = value
+
+  def _packed(self, parts: Sequence[Sequence[Turn]]) -> list[pack.Packed]:
+    """Micro-batches of each part: of several hosts each packs the rows it has, in its share of the
+    sequences, and all make equally many."""
+    whole, count = self.parts.pack, hosts.count()
+    config = dataclasses.replace(whole, sequences=whole.sequences // count)
+    packed = [pack.pack_with_places(_here(part), config) for part in parts]
+    sizes = hosts.gather([[len(one.batches) for one in packed]], "the sizes of micro-batches")
+    for one, most in zip(packed, np.max(sizes, axis=0), strict=True):
+      one.batches.extend(pack.empty(config) for _ in range(most - len(one.batches)))
+    return packed
+
+  def _rows(self, arrays: Sequence[jax.Array]) -> list[np.ndarray]:
+    with hosts.waiting("what the devices compute"):
+      return [mesh.rows(self.mesh, array) for array in arrays]
+
+  def _tokens(self, packed: Sequence[pack.Packed], rows: Sequence[Turn]) -> tuple[int, int]:
+    """(positions that are computed, those the rows would take alone), on all hosts."""
+    own = (sum(one.tokens for one in packed), sum(map(pack.tokens_alone, _here(rows))))
+    computed, alone = zip(*hosts.gather([own], "the numbers of tokens"), strict=True)
+    return sum(computed), sum(alone)
 
   def saved(self) -> dict[str, Any]:
     """The arrays of a checkpoint; frozen weights are where they came from."""
@@ -340,6 +363,11 @@ class Served:
 
   def load(self, arrays: dict[str, Any]) -> None:
     """There is nothing to go back to."""
+
+
+def _here(turns: Sequence[Turn]) -> list[Turn]:
+  """Those that this host has whole."""
+  return [turn for turn in turns if turn.here]
 
 
 def _nothing() -> dict[str, Any]:

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import mix, pool
+from memrl_jax.models import weights
 from memrl_jax.rollout import collect, credit, lessons, pack, policies
 from memrl_jax.sampling import fleet, images, remote
 from memrl_jax.training import (
@@ -25,9 +27,11 @@ from memrl_jax.training import (
   extractor,
   folder,
   guard,
+  hosts,
   lagged,
   learner,
   memories,
+  mesh,
   metrics,
   report,
 )
@@ -80,7 +84,7 @@ class Run:
     *,
     trains: bool = False,
   ):
-    self.settings, self.client = settings, client
+    self.settings, self.client, self._memory = settings, client, memory
     self._doors = contextlib.ExitStack()  # of servers that the run has opened
     self.actor: learner.Learner | learner.Served
     if client is not None and not trains:
@@ -130,7 +134,8 @@ class Run:
 
   def _route(self, sampling: policies.SamplingConfig, trained: Any = None) -> tuple[Any, Any]:
     """(who plays, who is asked for advice), with the weights of now (or `trained`); both start afresh."""
-    self.actor.sync(trained)
+    with hosts.waiting("the weights that others hold"):
+      self.actor.sync(trained)
     if self.settings.hints:
       self.player.sync()
       return self.player.policy(self.settings.agent.sampling), self.actor.policy(sampling)
@@ -166,7 +171,8 @@ class Run:
     trained: Any = None,
     leash: Callable[[collect.Policy], collect.Policy] = lambda policy: policy,
   ) -> list[Trial]:
-    """Plays the trials of one update, with the weights of now or what was `trained` before.
+    """Plays the trials of one update, with the weights of now or what was `trained` before; of several
+    hosts each plays its share of them.
 
     leash: puts something around who plays.
     """
@@ -177,8 +183,8 @@ class Run:
       self.extractor.launch()
     policy, advisor = self._route(settings.sampling, trained)
     policy = leash(policy)
-    return collect.collect(
-      trials,
+    collect.collect(
+      hosts.mine(trials),
       self.method.trial,
       lambda trial, request: advisor if request.phase == "advise" else policy,
       envs,
@@ -188,6 +194,7 @@ class Run:
       concurrency=settings.train.concurrency,
       memory=self.reader,
     )
+    return trials
 
   @property
   def reader(self) -> collect.Memory | None:
@@ -210,7 +217,7 @@ class Run:
     rows = pack.trainable(turns) + imitated
     for turn in imitated if settings.loss.off_policy == "none" else rows:
       if turn.plain is not None:
-        turn.plain_ids = self.actor.chat.encode(turn.plain)
+        turn.plain_ids = self.actor.chat.encode(turn.plain) if turn.here else np.zeros(0, np.int32)
     numbers["rollout/rows"] = len(rows)
     rng = np.random.default_rng([settings.seed, SHUFFLE, update])
     numbers |= self.actor.learn(rows, settings.train.minibatches, rng)
@@ -300,6 +307,17 @@ class Run:
     more = {} if self.extractor is None else {"extractor": self.extractor.model.saved()}
     return self.actor.saved() | more
 
+  def checksums(self) -> dict[str, str]:
+    """Of what must be the same on every host: the weights that are whole on each, and the memory."""
+    found = {}
+    if self.actor.engine is not None:
+      leaves = jax.tree.leaves(self.actor.state.params)
+      whole = mesh.local([leaf for leaf in leaves if leaf.is_fully_replicated])
+      found["weights"] = weights.fingerprint(whole)
+    if self.method.memory is not None:
+      found["memory"] = memories.checksum(self.method.memory, self._memory)
+    return found
+
   def close(self) -> None:
     """Lets the extractor end, and goes from the memory's folder."""
     if self.extractor is not None:
@@ -319,12 +337,13 @@ def train(
   """Runs or continues the run of this folder; returns how it ended ("finished", ...)."""
   train_settings = settings.train
   with (
-    contextlib.closing(Run(settings, client, run_folder.memory, trains=settings.trains)) as run,
+    memories.of_host(run_folder.memory) as memory,
+    contextlib.closing(Run(settings, client, memory, trains=settings.trains)) as run,
     checkpoint.StopSignal() as stop,
     checkpoint.Checkpoints(
       run_folder.checkpoints, keep=train_settings.keep, keep_every=None
     ) as saved,
-    metrics.MetricsLog(run_folder) as log,
+    metrics.log_of(run_folder) as log,
   ):
     done = run.load(saved, None) if run_folder.resumed and saved.latest() is not None else 0
     if not done and run.method.memory is not None:
@@ -350,7 +369,8 @@ def train(
         while done < train_settings.updates:
           told = run.told(done)
           if told is None:
-            status, done = _update(run, log, rollouts, done, progress)
+            with hosts.during(done + 1):
+              status, done = _update(run, log, rollouts, done, progress)
           else:
             status, done = _study(run, log, done, told, progress)
           if status != "finished":
@@ -365,18 +385,33 @@ def train(
             rollouts.wait()
             void = _evaluate(run, log, done, label, progress)
             status = f"stopped: {void}" if void and last else status
-          if last or stop.requested or _due(done, settings.train.checkpoint_every):
+          wish = _agreed(run, done, stop.requested)
+          if last or wish or _due(done, settings.train.checkpoint_every):
             run.save(saved, done)
-          if stop.requested and not last:
-            status = f"stopped by {stop.requested} after update {done}; add --resume to go on"
+          if wish and not last:
+            status = f"stopped by {wish} after update {done}; add --resume to go on"
             break
       finally:
         rollouts.close()
         envs.close()
     saved.wait()
     run_folder.end_session(status, done)
-  report.write_report(run_folder)
+  if hosts.first():
+    report.write_report(run_folder)
   return status
+
+
+def _agreed(run: Run, done: int, wish: str | None) -> str | None:
+  """What any host is asked to stop for; none may be elsewhere, or weigh or remember anything else."""
+  if hosts.count() == 1:
+    return wish
+  mine = {"number of updates": done, **run.checksums()}
+  told = hosts.gather([(mine, wish)], f"what all have after update {done}")
+  for name in mine:
+    odd = hosts.differing([found[name] for found, _ in told])
+    if odd:
+      hosts.end(f"after update {done} the {name} of hosts {odd} differs from that of host 0")
+  return next((asked for _, asked in told if asked), None)
 
 
 def _due(done: int, every: int) -> bool:
@@ -415,14 +450,19 @@ def _update(
     progress.say(reason)
     return reason, update
   rolled = time.perf_counter()
+  trials = hosts.exchange(trials, "the trials of the others")
+  if hosts.count() > 1:
+    run.method.pool(lambda own: hosts.gather(own, "what the memory was asked"))
+  met = time.perf_counter()
   void = _nothing(trials)
   if void and run.client is not None:
-    log.write_rollouts(update + 1, (trial.to_json() for trial in trials))
+    log.write_rollouts(update + 1, _records(trials))
     reason = f"stopped: in update {update + 1} {void}; --resume plays it again"
     progress.say(reason)
     return reason, update
   numbers = evaluate.rollout_metrics(trials)
-  dropped = sum(images.left_out(turn.messages) for trial in trials for turn in trial.turns)
+  seen = [turn.messages for trial in hosts.mine(trials) for turn in trial.turns]
+  dropped = sum(hosts.gather([sum(map(images.left_out, seen))], "the numbers of images"))
   numbers |= {"rollout/images_dropped": float(dropped)} if dropped else {}
   if not run.settings.frozen:
     numbers |= run.learn(update, trials)
@@ -432,13 +472,14 @@ def _update(
   numbers |= {f"part/{name}": value for name, value in mix.by_part(trials).items()}
   learned = time.perf_counter()
   reason = _reason_to_stop(run, update, void, numbers)
-  timing["seconds/learn"] = learned - rolled
+  timing["seconds/learn"] = learned - met
+  timing |= {"seconds/exchange": met - rolled} if hosts.count() > 1 else {}
   if run.extractor is not None:
     timing |= run.extractor.timing()
   log.write(update + 1, numbers, timing)
   every = run.settings.train.rollouts_every
   if reason or any(t.void for t in trials) or _due(update + 1, every) or update == 0:
-    log.write_rollouts(update + 1, (trial.to_json() for trial in trials))
+    log.write_rollouts(update + 1, _records(trials))
   names = ("rollout/success", "rollout/valid", "train/entropy", "train/kl_old")
   shown = {name.partition("/")[2]: numbers[name] for name in names if name in numbers}
   if numbers["rollout/void"]:
@@ -452,6 +493,13 @@ def _update(
   if reason:
     progress.say(reason)
   return reason or "finished", update + 1
+
+
+def _records(trials: Sequence[Trial], first: int | None = None) -> list[dict[str, Any]]:
+  """Trials, or the first of them, as records; the host that played one has all of its tokens."""
+  part, kept = hosts.share(len(trials)), range(len(trials))[:first]
+  own = [trials[number].to_json() for number in kept if number in part]
+  return hosts.gather(own, "the records of trials")
 
 
 def _nothing(trials: Sequence[Trial]) -> str | None:
@@ -481,9 +529,7 @@ def _evaluate(run: Run, log: metrics.MetricsLog, step: int, label: str, progress
   record, trials = run.evaluate(step, label, progress)
   log.write_eval(record)
   keep = run.settings.eval.save_trials
-  log.write_eval_trials(
-    step, {arm: [trial.to_json() for trial in played[:keep]] for arm, played in trials.items()}
-  )
+  log.write_eval_trials(step, {arm: _records(played, keep) for arm, played in trials.items()})
   return _nothing([trial for played in trials.values() for trial in played])
 
 
@@ -507,7 +553,7 @@ def evaluate_checkpoint(
     checkpoint.Checkpoints(
       run_folder.checkpoints, keep=settings.train.keep, keep_every=None
     ) as saved,
-    metrics.MetricsLog(run_folder) as log,
+    metrics.log_of(run_folder) as log,
     metrics.Progress(0) as progress,
   ):
     if client is None or run.method.memory is not None:
@@ -516,6 +562,7 @@ def evaluate_checkpoint(
       done, label = client.version, "remote"
     run.warmup()
     void = _evaluate(run, log, done, label, progress)
-  report.write_report(run_folder)
+  if hosts.first():
+    report.write_report(run_folder)
   if void:
     raise ValueError(void)

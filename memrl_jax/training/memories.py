@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import json
 import pathlib
 import shutil
 import tempfile
@@ -22,6 +24,8 @@ from memrl_jax.memory import (
   hintbank,
   manager,
   novelty,
+  reader,
+  schema,
   tips,
   transfer,
 )
@@ -29,6 +33,7 @@ from memrl_jax.methods import base, complementary, empo2, mempi, memrl, retrospe
 from memrl_jax.models import policy, weights
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.sampling import chat
+from memrl_jax.training import hosts, mesh
 from memrl_jax.training.settings import Settings
 
 
@@ -44,6 +49,7 @@ def embedder(
   elif memory.embedder == "remote":
     made = embed.Remote(memory.url, memory.model)
   else:
+    params = mesh.local(params)  # each host asks when it wants to
     hidden = jax.jit(lambda tokens_NT, length_N: _hidden(cfg, params, tokens_NT, length_N))
     made = embed.Policy(
       lambda texts: [list(text.reply(one)) for one in texts],
@@ -109,6 +115,29 @@ def remembered(
   limits = bank.Limits(max_entries=settings.tips.capacity)
   memory = bank.Memory.open(folder, embedding, limits=limits)
   return empo2.Kept(tips.Tips(settings.tips, memory), novelty.Novelty(settings.novelty, embedding))
+
+
+def checksum(memory: base.Remembered, folder: pathlib.Path | None) -> str:
+  """Names all that is remembered now, beside the weights: the state of a checkpoint, and every entry and
+  version of the store in `folder`, if there is one."""
+  arrays, rest = memory.state()
+  total = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
+  for name in sorted(arrays):
+    total.update(f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode())
+    total.update(np.ascontiguousarray(arrays[name]).tobytes())
+  if folder is not None and (folder / schema.FILE).is_file():
+    with reader.Reader(folder) as store:
+      total.update(store.fingerprint().encode())
+  return total.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def of_host(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Where this host keeps the memory of a run: the first in the run's own folder, any other in a copy of
+  what was there before, which goes with it. A memory has one process that writes it."""
+  with contextlib.nullcontext(folder) if hosts.first() else copy(folder) as place:
+    hosts.gather([None], "the copies of the memory")  # nobody writes before all have theirs
+    yield place
 
 
 @contextlib.contextmanager

@@ -15,12 +15,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from memrl_kernels import target
 
 from memrl_jax.models import lora
 
 AXES = ("data", "fsdp", "tensor")
+BATCH = PartitionSpec(("data", "fsdp"))
 OFFLOAD = ("moments", "start")
 HOST, DEVICE = "pinned_host", "device"  # kinds of memory
 # On CPU LLVM does the least that vectorises: a tenth of the compile time less, at the same speed.
@@ -140,9 +142,34 @@ def jit(mesh: Mesh, function: Callable, **options: Any) -> Any:
 
 
 def place_batch(mesh: Mesh, batch: Any) -> Any:
-  """Splits every array of a batch along its leading axis; of shapes, says where they would lie."""
-  sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-  return jax.tree.map(lambda leaf: _put(leaf, sharding), batch)
+  """Splits every array of a batch along its leading axis; of shapes, says where they would lie. Over several
+  hosts each gives its own rows of it."""
+  sharding = NamedSharding(mesh, BATCH)
+
+  def place(leaf):
+    if mesh.is_multi_process and isinstance(leaf, np.ndarray):
+      return jax.make_array_from_process_local_data(sharding, leaf)
+    return _put(leaf, sharding)
+
+  return jax.tree.map(place, batch)
+
+
+def rows(mesh: Mesh, array: jax.Array) -> np.ndarray:
+  """What a program made of a batch, for the rows that this host gave."""
+  if mesh.is_multi_process:
+    array = multihost_utils.global_array_to_host_local_array(array, mesh, BATCH)
+  return np.asarray(array)
+
+
+def local(tree: Any) -> Any:
+  """Arrays that lie over several hosts as copies that each host has whole; others as they are."""
+  spread = [leaf for leaf in jax.tree.leaves(tree) if not leaf.is_fully_addressable]
+  if not spread:
+    return tree
+  if not all(leaf.is_fully_replicated for leaf in spread):
+    whole = NamedSharding(spread[0].sharding.mesh, PartitionSpec())
+    tree = jax.jit(lambda tree: tree, out_shardings=whole)(tree)
+  return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
 def tokens(mesh: Mesh) -> NamedSharding:

@@ -22,6 +22,7 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer import event_file_writer
 
 from memrl_jax.training import folder as run_folder
+from memrl_jax.training import hosts
 
 
 class MetricsLog:
@@ -162,8 +163,25 @@ def _event(numbers: dict[str, Any], seconds: dict[str, Any]) -> event_pb2.Event:
   return event_pb2.Event(wall_time=seconds["time"], step=numbers["step"], summary=summary)
 
 
+class NoLog(MetricsLog):
+  """What a host keeps that is not the first: nothing. Each call of a `MetricsLog` is allowed."""
+
+  def __init__(self):
+    """Opens no file."""
+
+  def _nothing(self, *what: Any) -> None:
+    """Writes nothing."""
+
+  write = write_eval = write_rollouts = write_eval_trials = truncate = close = _nothing
+
+
+def log_of(folder: run_folder.RunFolder) -> MetricsLog:
+  """The log of a run: of several hosts only the first writes one."""
+  return MetricsLog(folder) if hosts.first() else NoLog()
+
+
 class Progress:
-  """A bar on a terminal, one line an update elsewhere, nothing if `quiet`.
+  """A bar on a terminal, one line an update elsewhere, nothing if `quiet` or on any but the first host.
 
       with Progress(100) as progress:
         progress.update(13, {"success": 0.31, "pass@3": 0.44}, seconds=3.2)
@@ -179,6 +197,7 @@ class Progress:
     quiet: bool = False,
     console: rich.console.Console | None = None,
   ):
+    quiet = quiet or not hosts.first()
     self._total, self._quiet = total, quiet
     self._console = console or rich.console.Console(file=sys.stdout)
     self._seconds: list[float] = []

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -219,20 +218,21 @@ class Trainer:
     """
     return [self._score(self._base, params, self._place(batch)) for batch in batches]
 
-  def old(self, params: Any, batches: Sequence[TokenBatch]) -> list[jax.Array] | None:
+  def old(self, params: Any, batches: Sequence[TokenBatch], *, off: bool) -> list[jax.Array] | None:
     """pi_old's log-probs as the loss wants them, before the first optimiser step changes `params`.
 
     None where they are all as recorded. Rows that were sampled with tips and are trained without
-    have those of the sampler, or those of `params` without tips (`off_policy`).
+    have those of the sampler, or those of `params` without tips (`off_policy`). `off`: there are such rows,
+    on this host or another.
     """
-    off = self.loss.off_policy == "without_tips"
-    if self.loss.old_logps == "sampler" and not (off and any(b.off_BS.any() for b in batches)):
+    off = off and self.loss.off_policy == "without_tips"
+    if self.loss.old_logps == "sampler" and not off:
       return None
     return [self._old(self._base, params, self._place(batch)) for batch in batches]
 
-  def values(self, critic: Any, batches: Sequence[TokenBatch]) -> list[np.ndarray]:
+  def values(self, critic: Any, batches: Sequence[TokenBatch]) -> list[jax.Array]:
     """The critic's estimates [B, S], one array per micro-batch."""
-    return jax.device_get([self._values(critic, self._place(batch)) for batch in batches])
+    return [self._values(critic, self._place(batch)) for batch in batches]
 
   def update(
     self,

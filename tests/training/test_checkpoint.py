@@ -1,5 +1,6 @@
 """A checkpoint comes back bit for bit, on any devices, or says why it cannot; a kill costs one step."""
 
+import json
 import os
 import pathlib
 import signal
@@ -13,7 +14,12 @@ import numpy as np
 import optax
 import pytest
 
-from memrl_jax.training import checkpoint
+from memrl_jax.models import policy
+from memrl_jax.rollout import pack
+from memrl_jax.training import checkpoint, mesh, step
+from tests.training import test_step as small
+
+uncached = small.uncached  # a fixture
 
 ROOT = pathlib.Path(checkpoint.__file__).parents[2]
 
@@ -21,7 +27,7 @@ ROOT = pathlib.Path(checkpoint.__file__).parents[2]
 def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
   env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
   command = [sys.executable, "-c", code, *arguments]
-  return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+  return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
 
 
 def state():
@@ -172,6 +178,83 @@ def test_one_device_to_four_and_back(tmp_path):
     _, arrays, _ = checkpoints.restore(2, {"w": jnp.zeros(8)})
   assert arrays["w"].sharding == jnp.zeros(8).sharding
   assert arrays["w"].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def weights(seed):
+  """Some, without the minute programs of `policy.init`."""
+  rng = np.random.default_rng(seed)
+  shapes = jax.eval_shape(lambda key: policy.init(key, small.CFG), jax.random.key(0))
+  return jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(x.dtype), shapes)
+
+
+EIGHT_DEVICES = """
+import json, sys
+import jax, numpy as np
+from memrl_jax.rollout import pack
+from memrl_jax.training import checkpoint, mesh
+from tests.training import test_checkpoint, test_step as small
+one = small.trainer(shape=mesh.MeshConfig(data=2, fsdp=2, tensor=2), devices=8)
+batches = pack.pack(small.rows(24), small.PACK)
+state, _ = one.update(one.init(test_checkpoint.weights(0), None), batches)
+assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(state)} == {8}
+with checkpoint.Checkpoints(sys.argv[1] + "/run", keep=1, keep_every=None) as checkpoints:
+  checkpoints.save(1, state._asdict(), {})
+  np.savez(sys.argv[1] + "/leaves.npz", *map(np.asarray, jax.tree.leaves(state)))
+  _, metrics = one.update(state, batches)
+print(json.dumps({name: float(value) for name, value in metrics.items()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def on_eight(tmp_path_factory):
+  """(folder of a checkpoint after one step on eight devices, its leaves, metrics of the next step)."""
+  folder = tmp_path_factory.mktemp("eight")
+  done = run_python(
+    EIGHT_DEVICES, str(folder),
+    XLA_FLAGS="--xla_force_host_platform_device_count=8", JAX_ENABLE_COMPILATION_CACHE="false",
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  leaves = list(np.load(folder / "leaves.npz").values())
+  return folder / "run", leaves, json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("shape", [mesh.MeshConfig(fsdp=2, tensor=2), mesh.MeshConfig()])
+def test_saved_on_eight_devices_it_goes_on_on_four_of_another_mesh_and_on_one(
+  on_eight, shape, request
+):
+  folder, leaves, wanted = on_eight
+  devices = shape.fsdp * shape.tensor
+  if devices > 1:
+    request.getfixturevalue("uncached")
+  one = small.trainer(shape=shape, devices=devices)
+  fresh = one.init(weights(1), None)
+  with checkpoint.Checkpoints(folder, keep=1, keep_every=None) as checkpoints:
+    _, arrays, _ = checkpoints.restore(None, fresh._asdict())
+  state = step.TrainState(**arrays)
+  for leaf, like, saved in zip(*map(jax.tree.leaves, (state, fresh)), leaves, strict=True):
+    assert leaf.sharding == like.sharding and leaf.dtype == saved.dtype
+    assert np.asarray(leaf).tobytes() == saved.tobytes()
+  _, metrics = one.update(state, pack.pack(small.rows(24), small.PACK))
+  for name, value in wanted.items():
+    np.testing.assert_allclose(metrics[name], value, atol=1e-5, rtol=1e-5, err_msg=name)
+
+
+def test_a_signal_in_the_middle_of_a_save_loses_neither_that_step_nor_the_last(tmp_path):
+  weights = np.random.default_rng(0).random(4_000_000)
+  with (
+    checkpoint.StopSignal() as stop,
+    checkpoint.Checkpoints(tmp_path, keep=3, keep_every=None) as checkpoints,
+  ):
+    checkpoints.save(1, {"w": weights}, {"step": 1})
+    assert not (tmp_path / "1").exists(), "the save was over before the signal came"
+    signal.raise_signal(signal.SIGTERM)
+    assert stop.requested == "SIGTERM"
+    checkpoints.save(2, {"w": 2 * weights}, {"step": 2})  # what the loop does last
+  with checkpoint.Checkpoints(tmp_path, keep=3, keep_every=None) as checkpoints:
+    assert checkpoints.steps() == [1, 2]
+    for number in (1, 2):
+      _, arrays, host = checkpoints.restore(number, {"w": weights})
+      assert host == {"step": number} and np.array_equal(arrays["w"], number * weights)
 
 
 def test_stop_signals_set_a_flag_and_the_second_interrupt_stops(capfd):

@@ -1,0 +1,133 @@
+"""A run on two hosts is the run on one: killed, resumed, stopped by a signal to one of them, and moved to one."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from memrl_jax.memory import reader
+from memrl_jax.training import hosts, metrics
+
+ROOT = pathlib.Path(hosts.__file__).parents[2]
+UPDATES = 4
+LAID_OUT = {"train/micro_batches", "train/tokens", "train/shared"}  # how rows were packed
+FLAGS = [
+  f"--config.train.updates={UPDATES}",
+  "--config.train.checkpoint_every=1",
+  "--config.eval.at_start=False",
+  "--config.eval.tasks=2",
+  "--config.engine.slots=8",
+  "--config.engine.prefill_rows=(8,)",
+  "--config.mesh.data=-1",
+]
+
+
+def start(config, path, count, *more):
+  """The processes of a run on `count` hosts."""
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+  env = {**os.environ, "XLA_FLAGS": ""}  # a device a process
+  command = [sys.executable, "experiments/run.py", f"--config=experiments/{config}.py:smoke"]
+  command += [f"--workdir={path}", *FLAGS, *more]
+  which = [f"--hosts={count}", f"--coordinator=127.0.0.1:{port}"]
+  return [
+    subprocess.Popen(
+      command + ([*which, f"--host={host}"] if count > 1 else []),
+      cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )
+    for host in range(count)
+  ]  # fmt: skip
+
+
+def ended(processes, timeout=300):
+  """(exit codes, what was said on stdout, on stderr)."""
+  said = [process.communicate(timeout=timeout) for process in processes]
+  return [process.returncode for process in processes], *zip(*said, strict=True)
+
+
+def wait_for(path, updates, processes):
+  """Until so many updates are written."""
+  deadline = time.monotonic() + 300
+  while len(metrics.read(path / "metrics.jsonl")) < updates:
+    assert all(process.poll() is None for process in processes), ended(processes)
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+
+
+def assert_same_run(one, other):
+  mine, theirs = (metrics.read(path / "metrics.jsonl") for path in (one, other))
+  assert len(mine) == len(theirs) == UPDATES
+  for a, b in zip(mine, theirs, strict=True):
+    assert a.keys() == b.keys()
+    for name in a.keys() - LAID_OUT:
+      np.testing.assert_allclose(a[name], b[name], atol=1e-5, rtol=1e-5, err_msg=name)
+  assert metrics.read(one / "eval.jsonl") == metrics.read(other / "eval.jsonl")
+  rollouts = [sorted(path.name for path in (p / "rollouts").iterdir()) for p in (one, other)]
+  assert rollouts[0] == rollouts[1]
+  for name in rollouts[0]:
+    records = [metrics.read(p / "rollouts" / name) for p in (one, other)]
+    for a, b in zip(*records, strict=True):  # whole, whoever played it
+      assert [(t["messages"], t["prompt_ids"], t["ids"]) for t in a["turns"]] == [
+        (t["messages"], t["prompt_ids"], t["ids"]) for t in b["turns"]
+      ]
+      assert all(len(turn["logps"]) == len(turn["ids"]) for turn in a["turns"])
+
+
+def newest(path):
+  return max(int(one.name) for one in (path / "checkpoints").iterdir() if one.name.isdigit())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "victim"), [("lamer_darkroom", 1), ("empo2_lab", 0)])
+def test_killed_stopped_and_moved_to_one_host_it_is_the_run_of_one_host(config, victim, tmp_path):
+  one, two = tmp_path / "one", tmp_path / "two"
+  codes, _, errors = ended(start(config, one, 1))
+  assert codes == [0], errors
+
+  killed = start(config, two, 2)
+  wait_for(two, 2, killed)
+  killed[victim].kill()
+  began = time.monotonic()
+  codes, _, errors = ended(killed)
+  other = 1 - victim
+  assert (codes[victim], codes[other]) == (-signal.SIGKILL, hosts.LOST), errors
+  assert time.monotonic() - began < 60
+  assert f"host {other} of 2 ends:" in errors[other]
+  assert f"{two}/checkpoints/{newest(two)}" in errors[other]
+  if config == "empo2_lab":  # with a memory, of which the second host takes a copy
+    resumed_and_stopped(config, two)
+
+  codes, _, errors = ended(start(config, two, 1, "--resume"))
+  assert codes == [0], errors
+  assert_same_run(one, two)
+  assert (two / "report.html").is_file()
+  if (one / "memory").is_dir():
+    with reader.Reader(one / "memory") as mine, reader.Reader(two / "memory") as theirs:
+      assert mine.fingerprint() == theirs.fingerprint()
+
+
+def resumed_and_stopped(config, two):
+  """On two hosts again, of which the second is asked to stop."""
+  done = newest(two)
+  stopped = start(config, two, 2, "--resume")
+  wait_for(two, done, stopped)
+  while newest(two) == done:  # it is at work, whose handlers of signals are ours
+    assert all(process.poll() is None for process in stopped), ended(stopped)
+    time.sleep(0.02)
+  stopped[1].send_signal(signal.SIGTERM)
+  codes, said, errors = ended(stopped)
+  if newest(two) < UPDATES:
+    assert codes == [3, 3], errors
+    assert f"stopped by SIGTERM after update {newest(two)}" in said[0]
+    assert all(line.startswith("[Gloo]") for line in said[1].splitlines())  # the others are silent
+    assert len(metrics.read(two / "metrics.jsonl")) == newest(two)
+  sessions = json.loads((two / "manifest.json").read_text())["sessions"]
+  assert [session["hosts"] for session in sessions] == [2, 2]
