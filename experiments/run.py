@@ -263,9 +263,12 @@ def run(arguments: Arguments) -> int:
     hosts.join(coordinator, count, index, seconds=seconds)
   experiment = load(arguments.config, arguments.overrides)
   from experiments import base
+  from memrl_jax.envs import base as env_base
   from memrl_jax.training import folder
 
   settings = base.settings(experiment.config, experiment.name, experiment.variant)
+  if arguments.mode not in ("export", "plan"):  # which play nothing
+    env_base.family(settings.env.name).door(settings.env.options)
   served = bool(settings.remote.url) and arguments.mode not in ("export", "plan")
   trains = settings.trains and arguments.mode == "train"
   if served and not trains:

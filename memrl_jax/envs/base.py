@@ -233,6 +233,8 @@ class Family(NamedTuple):
   its hidden part included, for checksums of panels (never for an agent). `parts(options)` is the number
   of environments among which task seeds are dealt in turn: seed s opens number s mod parts.
   `image(options, name)` is the image that the task of this name (Observation.task) begins with, if it does.
+  `door(options)` refuses (ValueError with one sentence), before a run begins, what its first trial would fail on: a
+  server, a package or a program that is not there.
   """
 
   name: str
@@ -243,6 +245,7 @@ class Family(NamedTuple):
   describe: Callable[[Any, int], str] | None = None
   parts: Callable[[Any], int] = lambda options: 1
   image: Callable[[Any, str], str | None] = lambda options, name: None
+  door: Callable[[Any], None] = lambda options: None
 
 
 _MODULES = {

@@ -14,6 +14,7 @@ import base64
 from memrl_jax.envs import (
   base,
   browser_calls,
+  browser_engine,
   browser_page,
   browser_players,
   browser_tasks,
@@ -116,6 +117,12 @@ def prompts(options: Options) -> base.Prompts:
   return prompting.chat(wording) if options.style == "chat" else prompting.full(wording)
 
 
+def _door(options: Options) -> None:
+  browser_engine.executable(options.executable)
+  for benchmark in browser_tasks.benchmarks(options):
+    browser_page.door(benchmark)
+
+
 def family(name: str, options: type[Options]) -> base.Family:
   """A family of the tasks that these options draw from."""
   return base.Family(
@@ -126,6 +133,7 @@ def family(name: str, options: type[Options]) -> base.Family:
     players={"random": browser_players.Random, "reader": browser_players.Reader},
     describe=browser_tasks.describe,
     parts=browser_tasks.parts,
+    door=_door,
   )
 
 

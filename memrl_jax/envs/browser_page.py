@@ -14,12 +14,15 @@ import importlib.util
 import io
 import os
 import pathlib
+import socket
+import urllib.parse
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from memrl_jax.envs import browser_engine, browser_text
 
 MISSING = "BrowserGym is not installed: run pip install 'memrl_jax[browser]' and pip install --no-deps miniwob"
+DOOR_S = 5.0  # for a server to take a connection
 _IGNORED_ROLES = ("LineBreak", "InlineTextBox")
 _IGNORED = (
   *("editable", "readonly", "level", "settable", "multiline", "invalid", "focusable"),
@@ -57,13 +60,50 @@ BENCHMARKS = {
 }
 
 
-def need(benchmark: str) -> dict[str, Any]:
-  """Imports a benchmark, and gives the arguments that its tasks are made with.
+def door(benchmark: str) -> None:
+  """Looks for all that a benchmark needs, and imports none of it.
 
   Raises:
-    ValueError: an environment variable that names its servers is not set.
-    ImportError: a package is missing.
+    ValueError: a variable is not set, a server does not answer, or a package is missing.
   """
+  known = _known(benchmark)
+  for name in known.variables:
+    _answers(name, os.environ[name])
+  if not _installed("browsergym.core"):
+    raise ValueError(MISSING)
+  if not _installed(known.module):
+    raise ValueError(f"{benchmark} is not installed: run pip install {known.package}")
+  if benchmark == "miniwob":
+    try:
+      _miniwob()
+    except ImportError as error:
+      raise ValueError(str(error)) from None
+
+
+def _installed(module: str) -> bool:
+  try:
+    return importlib.util.find_spec(module) is not None
+  except ImportError:  # of the package around it
+    return False
+
+
+def _answers(name: str, value: str) -> None:
+  """Whether somebody listens at the address that a variable names; other values are not looked at."""
+  address = urllib.parse.urlsplit(value)
+  if not address.hostname:  # a user, a password, or WebArena's PASS for a page that nobody serves
+    return
+  port = address.port or {"http": 80, "https": 443}.get(address.scheme, 80)
+  try:
+    socket.create_connection((address.hostname, port), timeout=DOOR_S).close()
+  except OSError as error:
+    raise ValueError(
+      f"nobody answers at {address.hostname}:{port} ({error}), where the environment variable {name} has a "
+      "server; start it, or correct the variable"
+    ) from None
+
+
+def _known(benchmark: str) -> Benchmark:
+  """What a benchmark needs; ValueError where a variable that names its servers is not set."""
   known = BENCHMARKS.get(benchmark, Benchmark(f"browsergym.{benchmark}", f"browsergym-{benchmark}"))
   unset = [name for name in known.variables if not os.environ.get(name)]
   if unset:
@@ -71,6 +111,17 @@ def need(benchmark: str) -> dict[str, Any]:
       f"{benchmark} needs {known.servers}, and nothing says where they are: set the environment "
       f"variable{'s' if len(unset) > 1 else ''} {', '.join(unset)}"
     )
+  return known
+
+
+def need(benchmark: str) -> dict[str, Any]:
+  """Imports a benchmark, and gives the arguments that its tasks are made with.
+
+  Raises:
+    ValueError: an environment variable that names its servers is not set.
+    ImportError: a package is missing.
+  """
+  known = _known(benchmark)
   try:
     importlib.import_module("browsergym.core")
   except ImportError as error:

@@ -177,6 +177,12 @@ def parts(options: Options) -> int:
   return len(options.names(SPLITS[0] if options.split == "auto" else options.split))
 
 
+def benchmarks(options: Options) -> list[str]:
+  """BrowserGym's benchmarks to which the tasks belong."""
+  names = options.tasks or options.suite.names
+  return sorted({(options.suite.prefix + name).partition(".")[0] for name in names})
+
+
 def describe(options: Options, seed: int) -> str:
   task = draw(options, seed)
   return f"{task} {task.id} seed {task.seed}"

@@ -292,6 +292,11 @@ def _numbers(trials: Sequence[Trial]) -> dict[str, float]:
   return numbers | ({"turns_solved": float(np.mean(solved))} if solved else {})
 
 
+def _door(options: Options) -> None:
+  for part in options.parsed:
+    part.family.door(part.options)
+
+
 def _describe(options: Options, seed: int) -> str:
   part, own = locate(options, seed)
   return f"{part.name}: {part.family.describe(part.options, own)}"
@@ -311,4 +316,5 @@ FAMILY = base.Family(
   describe=_describe,
   parts=lambda options: len(options.parsed),
   image=_image,
+  door=_door,
 )

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies
 
+from experiments import run
 from memrl_jax.envs import (
   base,
   browser,
@@ -561,3 +563,82 @@ def test_nothing_of_the_package_is_imported_until_a_page_is_opened():
   )
   environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
   subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+# The door: what is missing is said before a run has a folder or loads a model.
+
+
+@pytest.fixture
+def no_further(monkeypatch):
+  """Whoever comes past the door is told by an exception of its own."""
+
+  def passed(*_, **__):
+    raise Passed
+
+  monkeypatch.setattr(run, "check", passed)
+
+
+class Passed(Exception):
+  """A run has come past the door."""
+
+
+def at_the_door(capsys, tmp_path, config, *more):
+  place = tmp_path / "run"
+  assert run.main([f"--config=experiments/{config}.py:smoke", f"--workdir={place}", *more]) == 2
+  assert not place.exists()
+  return capsys.readouterr().err
+
+
+@pytest.fixture
+def webarena_up(monkeypatch, tmp_path):
+  """A browser's program, the package, and a site that answers under every variable but the last, which may be PASS."""
+  monkeypatch.setattr(browser_engine, "executable", lambda named: "a browser")
+  monkeypatch.setattr(browser_page, "_installed", lambda module: True)
+  with socket.create_server(("127.0.0.1", 0)) as site:
+    for name in browser_page.BENCHMARKS["webarena"].variables:
+      monkeypatch.setenv(name, f"http://127.0.0.1:{site.getsockname()[1]}")
+    monkeypatch.setenv("WA_HOMEPAGE", "PASS")
+    yield
+
+
+def test_a_run_without_its_servers_is_refused_at_the_door(
+  webarena_up, no_further, capsys, tmp_path, monkeypatch
+):
+  with socket.create_server(("127.0.0.1", 0)) as closed:
+    port = closed.getsockname()[1]
+  monkeypatch.setenv("WA_GITLAB", f"http://127.0.0.1:{port}/explore")
+  said = at_the_door(capsys, tmp_path, "mempi_webarena")
+  assert (
+    f"nobody answers at 127.0.0.1:{port} (" in said and "variable WA_GITLAB has a server" in said
+  )
+  monkeypatch.delenv("WA_GITLAB")
+  said = at_the_door(capsys, tmp_path, "mempi_webarena")
+  assert said.startswith("error: webarena needs WebArena's sites") and "variable WA_GITLAB" in said
+  for name in browser_page.BENCHMARKS["workarena"].variables:
+    monkeypatch.delenv(name, raising=False)
+  said = at_the_door(capsys, tmp_path, "mempi_workarena")
+  assert "SNOW_INSTANCE_URL, SNOW_INSTANCE_UNAME, SNOW_INSTANCE_PWD" in said
+
+
+def test_the_door_is_open_where_nothing_is_missing_and_for_what_plays_nothing(
+  webarena_up, no_further, monkeypatch
+):
+  with pytest.raises(Passed):
+    run.main(["--config=experiments/mempi_webarena.py:smoke"])
+  monkeypatch.delenv("WA_MAP")
+  with pytest.raises(Passed):
+    run.main(["--config=experiments/mempi_webarena.py:smoke", "--mode=export"])
+
+
+def test_missing_packages_and_pages_are_refused_at_the_door(
+  no_further, capsys, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(browser_engine, "executable", lambda named: "a browser")
+  monkeypatch.setattr(browser_page.importlib.util, "find_spec", lambda name: None)
+  monkeypatch.delenv("MINIWOB_URL", raising=False)
+  assert browser_page.MISSING in at_the_door(capsys, tmp_path, "mempi_miniwob")
+  monkeypatch.setattr(browser_page, "_installed", lambda module: module == "browsergym.core")
+  said = at_the_door(capsys, tmp_path, "mempi_miniwob")
+  assert "miniwob is not installed: run pip install browsergym-miniwob" in said
+  monkeypatch.setattr(browser_page, "_installed", lambda module: True)
+  assert "pip install --no-deps miniwob" in at_the_door(capsys, tmp_path, "mempi_miniwob")
