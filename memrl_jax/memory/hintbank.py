@@ -88,18 +88,25 @@ def _parse(line: str, where: str) -> Hint:
 class HintBank:
   """The bank of a run. `recall` answers with the hints of the most similar contexts (the baseline RAG)."""
 
-  def __init__(self, memory: bank.Memory, *, show: int, keep: str):
-    self.memory, self._show, self._keep = memory, show, keep
+  def __init__(self, memory: bank.Memory, *, show: int, keep: str, near: float):
+    self.memory, self._show, self._keep, self._near = memory, show, keep, near
 
   @classmethod
   def open(
-    cls, path: str | os.PathLike | None, embedder: embed.Embedder, *, show: int, keep: str
+    cls,
+    path: str | os.PathLike | None,
+    embedder: embed.Embedder,
+    *,
+    show: int,
+    keep: str,
+    near: float = -1.0,
   ) -> HintBank:
     """The bank in a folder, made if there is none; path=None: one that goes with this object.
 
-    show: hints for a query. keep: whether "all" hints are given and imitated, or those that "helped".
+    show: hints for a query. keep: whether "all" hints are given and imitated, or those that "helped". near: the
+    least cosine of a context with the query.
     """
-    return cls(bank.Memory.open(path, embedder), show=show, keep=keep)
+    return cls(bank.Memory.open(path, embedder), show=show, keep=keep, near=near)
 
   def add(self, hints: Iterable[Hint], why: str = "") -> None:
     """Files hints, as one version."""
@@ -129,6 +136,7 @@ class HintBank:
     memos = {
       hit.entry.text: Memo(hit.id, hit.version, hit.entry.text, hit.entry.score, hit.similarity)
       for hit in reversed(hits)
+      if hit.similarity >= self._near
     }
     return tuple(reversed(memos.values()))[: self._show]
 

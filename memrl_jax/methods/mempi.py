@@ -129,14 +129,18 @@ def decided(sample: Sample, text: str) -> Sample:
 
 
 async def gather(ctx: Context, config: MempiConfig) -> None:
-  """The agent alone, then its hint about that, then again with the hint; `episodes` of each."""
+  """The agent alone, then its hint about that, then again with the hint; `episodes` of each.
+
+  A turn's key is what the agent saw before it.
+  """
+  hinting = ctx.prompts.extract.hinting
   for number in range(2 * config.episodes):
     log = AttemptLog(number, await ctx.open())
     hint = (Memo(0, 0, ctx.trial.tip, 0.0, 0.0),) if ctx.trial.tip else ()
     if number == 0:
-      goal, seen = context(ctx.prompts.extract.hinting, log)
-      ctx.trial.story = Story(goal, seen, (), [])
-    await play(ctx, log, (), "reflection_only", reading=Reading(lambda log: "", given=hint))
+      ctx.trial.story = Story(*context(hinting, log), (), [])
+    reading = Reading(lambda log: context(hinting, log)[1], given=hint)
+    await play(ctx, log, (), "reflection_only", reading=reading)
     if number == config.episodes - 1:
       await write_tip(ctx, log)
       if not ctx.trial.tip:
@@ -144,20 +148,34 @@ async def gather(ctx: Context, config: MempiConfig) -> None:
 
 
 def experience(config: MempiConfig, trials: Sequence[Trial]) -> list[hintbank.Hint]:
-  """What the trials of a gathering say; the agent alone is judged by all trials of its task."""
+  """What the trials of a gathering say; the agent alone is judged by all trials of its task.
+
+  Where the policy is asked before every step, a hint is filed under all that the agent saw while it had the hint: it
+  helped from there if that attempt went better than those alone.
+  """
   done = [one for one in trials if one.void is None and one.mode == GATHER]
   alone: dict[tuple[str, int], list[float]] = {}
   for one in done:
     first = one.attempts[: config.episodes]
-    alone.setdefault((one.task, one.seed), []).append(worth(config, first))
+    alone.setdefault((one.task, one.seed), []).append(worth(config.judge, first))
   hints = []
   for one in done:
     if one.tip:
-      goal, seen = one.story.scope, one.story.query
       rate = float(np.mean(alone[one.task, one.seed]))
-      hinted = worth(config, one.attempts[config.episodes :])
-      hints.append(hintbank.Hint(goal, seen, one.tip, rate, hinted, one.task))
+      hinted = worth(config.judge, one.attempts[config.episodes :])
+      hints += [
+        hintbank.Hint(one.story.scope, seen, one.tip, rate, hinted, one.task)
+        for seen in _contexts(config, one)
+      ]
   return hints
+
+
+def _contexts(config: MempiConfig, one: Trial) -> list[str]:
+  """What the agent saw where the policy will be asked, in the attempts with its hint."""
+  if config.invocation == "episode":
+    return [one.story.query]
+  hinted = (t for t in one.turns if t.phase == "play" and t.attempt >= config.episodes)
+  return list(dict.fromkeys(turn.key for turn in hinted))
 
 
 # Stage 1.
@@ -197,7 +215,7 @@ def credit(config: MempiConfig, trials: Sequence[Trial], longest: int) -> dict[s
   for n, members in enumerate(groups.values()):
     for j, one in members.items():
       if one.void is None:
-        mask_NJ[n, j], return_NJ[n, j] = True, worth(config, one.attempts)
+        mask_NJ[n, j], return_NJ[n, j] = True, worth(config.reward, one.attempts)
         length_NJ[n, j] = hint_tokens(one)
   reward_NJ = counterfactual.regularised(
     return_NJ, length_NJ, weight=config.brevity, longest=longest
@@ -253,9 +271,9 @@ def _asides(one: Trial) -> list[Turn]:
   return [turn for turn in one.turns if turn.phase == "advise"]
 
 
-def worth(config: MempiConfig, episodes: Sequence[Attempt]) -> float:
-  """R(x, m): the mean over the agent's episodes of its success or its score."""
-  return float(np.mean([getattr(episode, config.reward) for episode in episodes]))
+def worth(measure: str, episodes: Sequence[Attempt]) -> float:
+  """R(x, m): the mean over the agent's episodes of what is measured, its "success" or its "score"."""
+  return float(np.mean([getattr(episode, measure) for episode in episodes]))
 
 
 def hint_tokens(one: Trial) -> int:

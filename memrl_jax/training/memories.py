@@ -84,7 +84,9 @@ def of_method(
   if isinstance(settings.method, mempi.MempiConfig):
     prompts = env_base.family(settings.env.name).prompts(settings.env.options)
     method = settings.method
-    kept = hintbank.HintBank.open(folder, embedding, show=method.show, keep=method.keep)
+    kept = hintbank.HintBank.open(
+      folder, embedding, show=method.show, keep=method.keep, near=method.near
+    )
     return mempi.Experience(
       settings.method, kept, prompts.extract.hinting, settings.sampling.reflect_tokens
     )

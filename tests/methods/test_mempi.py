@@ -98,11 +98,13 @@ def test_an_agent_that_is_given_nothing_reads_the_prompts_of_one_without_memory(
 
 
 def scripted(config, mode):
-  """A trial of the hints by scripted answers; what was asked, by phase."""
+  """A trial of the hints by scripted answers, which open the container; what was asked, by phase."""
   options, asked = hints.Options(reported=0), []
 
   def answer(trial, request, key):
     asked.append(request.phase)
+    if request.phase == "reflect":
+      return "<remark>go</remark>"
     if request.phase == "advise":
       return "" if request.whole else f"go {len(asked)}</remark>"
     tool, digit = hints_world.draw(options, 5).kin.procedure
@@ -133,6 +135,27 @@ def test_it_is_asked_once_an_episode_or_before_every_step():
   )
   silent, _ = scripted(MempiConfig(invocation="step"), "abstain")
   assert not any(turn.memory for turn in silent.turns)
+
+
+def test_a_bank_for_every_step_has_what_was_seen_at_each_of_them():
+  """A container is opened in two turns; the hint stood in the prompts of both."""
+  states = {}
+  for invocation in ("episode", "step"):
+    config = MempiConfig(gather=1, invocation=invocation, hints=64, decisions=0.0, smoothing=0.0)
+    one, _ = scripted(config, "gather")
+    one.attempts[0].success = False  # the agent alone fails
+    bank = mempi.experience(config, [one])
+    assert {(h.hint, h.goal, h.alone, h.hinted) for h in bank} == {("go", bank[0].goal, 0.0, 1.0)}
+    states[invocation] = [h.seen for h in bank]
+    hinting = hints.FAMILY.prompts(hints.Options()).extract.hinting
+    told = mempi.lessons(config, hinting, bank, np.random.default_rng(0))
+    assert {m.messages[0].content for m in told} == {
+      hinting.hint(h.goal, h.seen)[0].content for h in bank
+    }
+  (first,), steps = states["episode"], states["step"]
+  assert len(steps) == 2 and steps[0] == first
+  tool, _ = hints_world.draw(hints.Options(reported=0), 5).kin.procedure
+  assert steps[1].endswith(f" with {tool}") and " with" not in first
 
 
 # Credit.
@@ -246,10 +269,26 @@ def test_each_term_is_a_weighted_mean_over_its_tokens(run):
   )
 
 
+@pytest.mark.parametrize("longest,kept", [(None, [4, 3, 1]), (3, [3, 1]), (2, [1]), (0, [])])
+def test_a_lesson_of_more_tokens_than_the_policy_may_say_is_left_out(run, longest, kept):
+  """And the mean is over what is left: the token that counts .5 makes half of its term, however few there are."""
+  made = [
+    lessons.Lesson([], "", " red box at", "content"),  # three words and the end
+    lessons.Lesson([], "", " red box", "content"),
+    lessons.Lesson([], "", "keep", "decision", 0.5, ends=False),
+  ]
+  terms = {"content": 1.0, "decision": 2.0}
+  rows = lessons.rows(made, run.actor.chat, terms, longest=longest)
+  assert [len(row.sample.ids) for row in rows] == kept
+  whole, content = sum(kept), sum(n for n in kept if n > 1)
+  for row, count in zip(rows, kept, strict=True):
+    assert row.advantage == pytest.approx(whole / content if count > 1 else 2.0 * whole)
+
+
 # The bank.
 
 
-def test_hints_are_judged_by_what_the_run_is_paid_for():
+def test_a_hint_is_judged_by_success_or_by_score_whatever_the_run_is_paid_for():
   attempts = [Attempt(False, score, 0.0, 1) for score in (0.25, 0.5)]
   one = Trial(
     "lab",
@@ -263,8 +302,8 @@ def test_hints_are_judged_by_what_the_run_is_paid_for():
     tip="go",
     story=Story("goal", "seen", (), []),
   )
-  for reward, helped in (("success", False), ("score", True)):
-    (made,) = mempi.experience(MempiConfig(gather=1, reward=reward), [one])
+  for options, helped in (({}, False), ({"reward": "score"}, False), ({"judge": "score"}, True)):
+    (made,) = mempi.experience(MempiConfig(gather=1, **options), [one])
     assert made.helped is helped
 
 
@@ -300,8 +339,20 @@ def test_the_bank_gives_near_contexts_different_hints_and_only_such_as_helped():
     assert [memo.text for memo in memos] == ["a", "b", "c"]
 
 
-def hintbank_of(keep, show, hints):
-  bank = hintbank.HintBank.open(None, embed.Hash(64), show=show, keep=keep)
+def test_the_bank_is_silent_where_no_context_is_near():
+  hints = [hint("open red box", "a", 0, 1), hint("open blue jar", "b", 0, 1)]
+  with hintbank_of("helped", 3, hints) as bank:
+    (memos,) = bank.recall([Recall(hintbank.TENANT, "open red box\nhere")])
+    assert memos[0].similarity == pytest.approx(1) and 0 < memos[1].similarity < 0.99
+  with hintbank_of("helped", 3, hints, near=0.99) as bank:
+    same, other = bank.recall([
+      Recall(hintbank.TENANT, "open red box\nhere"), Recall(hintbank.TENANT, "open green box\nhere")
+    ])  # fmt: skip
+    assert [memo.text for memo in same] == ["a"] and other == ()
+
+
+def hintbank_of(keep, show, hints, near=-1.0):
+  bank = hintbank.HintBank.open(None, embed.Hash(64), show=show, keep=keep, near=near)
   bank.add(hints)
   return contextlib.closing(bank)
 
@@ -327,6 +378,8 @@ def test_a_file_of_hints(tmp_path):
     ("loss.aggregate=sequence_mean", "set config.loss.aggregate to token_mean"),
     ("remote.url=http://127.0.0.1:1/v1", "config.agent.remote.url"),
     ("method.gate=on", r"choose one of group, rollout, soft, off \(config.method.gate\)"),
+    ("method.judge=reward", r"choose one of success, score \(config.method.judge\)"),
+    ("method.near=2", r"a cosine lies in \[-1, 1\] \(config.method.near\)"),
     ("method.gather=0", "stage 1 needs a bank, or gather"),
     ("train.group_size=1", "raise config.train.group_size"),
   ],
