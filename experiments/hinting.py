@@ -1,7 +1,8 @@
-"""Where Mem-pi plays, with its values; `recipes` has those that all experiments share.
+"""Where Mem-pi and a Memory-R1-like manager play, with their values; `recipes` has those that all experiments share.
 
 [S] is experiments/mempi.md (the paper's text is not public: what is known of it, and our definition), [T] measured
-with the tiny models, [us] our choice. config.model is the memory policy, which learns; config.agent plays.
+with the tiny models, [us] our choice. config.model is the memory policy, or the manager, which learns;
+config.agent plays.
 """
 
 from __future__ import annotations
@@ -28,16 +29,48 @@ def hints(config: Config, variant: str) -> None:
     _paper(config)
   else:
     _tiny(config, "tiny:hints")
-    config.sampling.reflect_tokens = 10  # [us] Lmax: a hint is up to 7 tokens and its end
-    config.sampling.play_tokens = 10  # it plays nothing
-    config.agent.sampling.play_tokens = 6
-    recipes._pack(config, length=192, rows=16, context=96)
-    config.pack.response = 10
+    _short(config)
+  _containers(config)
+  if variant == "smoke":
+    _smoke(config)
+
+
+def managed(config: Config, variant: str) -> None:
+  """The same tasks and the same agent; the manager of its memory reads the fact, and three others, at once."""
+  recipes._check(variant)
+  if variant == "paper":
+    _paper_models(config)
+    config.train.updates = 150  # [us], with the next
+    config.optim.learning_rate = 1e-6
+  else:
+    _tiny_models(config, "tiny:hints")
+    _short(config)
+    config.train.updates = 100
+    config.optim.learning_rate = 3e-4
+  config.train.group_size = 9  # [us]: one decides by itself, and every operation is tried twice
+  config.loss.kl_coef = 0.0  # what is put into its mouth is in no KL term
+  config.eval.arms = ("none", "memory")
+  _containers(config)
+  if variant == "smoke":
+    recipes._smoke(config)
+    config.train.group_size = 9
+    config.train.updates = 2
+    _smoke_agent(config)
+
+
+def _short(config: Config) -> None:
+  """The sizes of the hints."""
+  config.sampling.reflect_tokens = 10  # [us] Lmax: a hint is up to 7 tokens and its end
+  config.sampling.play_tokens = 10  # it plays nothing
+  config.agent.sampling.play_tokens = 6
+  recipes._pack(config, length=192, rows=16, context=96)
+  config.pack.response = 10
+
+
+def _containers(config: Config) -> None:
   config.env.town = 0  # [us]: never imitated
   config.env.reported = 0.5  # [us]: beside half of the containers lies all that the agent needs
   config.eval.options.split = "heldout"  # other colours
-  if variant == "smoke":
-    _smoke(config)
 
 
 def lab(config: Config, variant: str) -> None:
@@ -156,13 +189,8 @@ def _reader(config: Config, variant: str, *, turns: int) -> None:
 
 
 def _tiny(config: Config, checkpoint: str) -> None:
-  """A tiny agent and a memory policy that begins as a copy of it."""
-  recipes._laptop(config)
-  _plain(config)
-  config.model.checkpoint = checkpoint
-  config.agent.model.checkpoint = checkpoint
-  config.agent.sampling.temperature = 0.7  # as in evaluations
-  config.agent.sampling.reflect_tokens = 16
+  """Mem-pi's own values with them."""
+  _tiny_models(config, checkpoint)
   config.method.gather = 8  # [T]
   config.method.keep = "helped"  # [us]: one in eight did
   config.method.decisions = (
@@ -173,13 +201,23 @@ def _tiny(config: Config, checkpoint: str) -> None:
   config.method.distil_rate = 1e-3  # [T]
   config.method.brevity = 0.05  # [S]
   config.train.updates = 8 + 200 + 100
-  config.train.groups = 16
   config.train.group_size = 8  # [S]
-  config.train.minibatches = 1
   config.optim.learning_rate = 3e-4  # [T]
   config.loss.kl_coef = 0.01  # [S]
-  config.eval.at_start = False
   config.eval.arms = ("none", "rag", "memory")
+
+
+def _tiny_models(config: Config, checkpoint: str) -> None:
+  """A tiny agent, and a memory policy or a manager that begins as a copy of it."""
+  recipes._laptop(config)
+  _plain(config)
+  config.model.checkpoint = checkpoint
+  config.agent.model.checkpoint = checkpoint
+  config.agent.sampling.temperature = 0.7  # as in evaluations
+  config.agent.sampling.reflect_tokens = 16
+  config.train.groups = 16
+  config.train.minibatches = 1
+  config.eval.at_start = False
 
 
 def _plain(config: Config) -> None:
@@ -198,6 +236,10 @@ def _smoke(config: Config) -> None:
   config.method.hints = 8
   config.train.updates = 5
   config.train.group_size = 4
+  _smoke_agent(config)
+
+
+def _smoke_agent(config: Config) -> None:
   config.agent.engine.slots = 16
   config.agent.engine.share = 0
   config.agent.engine.buckets = config.engine.buckets
@@ -206,18 +248,8 @@ def _smoke(config: Config) -> None:
 
 
 def _paper(config: Config) -> None:
-  """Qwen2.5-7B-Instruct as memory policy and as agent, which four devices each hold; the paper has 8 GPUs [S].
-
-  With adapters instead: LORA.
-  """
-  recipes._paper(config)
-  _plain(config)
-  config.credit = dataclasses.asdict(credit.CreditConfig())  # Mem-pi reads nothing of it
-  config.model.checkpoint = "path/to/Qwen2.5-7B-Instruct"  # [S], a directory of yours
-  config.sampling.temperature = 1.0  # [S]
-  config.sampling.reflect_tokens = 256  # [S] Lmax
-  config.sampling.play_tokens = 256  # it plays nothing
-  config.pack.response = 256
+  """Mem-pi's own values with the models."""
+  _paper_models(config)
   config.method.gather = 16  # [us], with the next two: 2048 hints, each imitated three times
   config.method.distil = 96
   config.method.hints = 64
@@ -225,12 +257,27 @@ def _paper(config: Config) -> None:
   config.method.brevity = 0.05  # [S]
   config.train.updates = 16 + 96 + 150  # [us]
   config.train.group_size = 8  # [S]
-  config.train.minibatches = 4  # [us]: 240 rows an update
-  config.train.eval_every = 25
   config.optim.learning_rate = 1e-6  # [S]
   config.loss.kl_coef = 0.02  # [S]: .01 to .04
-  config.eval.at_start = False
   config.eval.arms = ("none", "rag", "memory")
+
+
+def _paper_models(config: Config) -> None:
+  """Qwen2.5-7B-Instruct as memory policy and as agent, which four devices each hold; the paper has 8 GPUs [S].
+
+  With adapters instead: LORA.
+  """
+  recipes._paper(config)
+  _plain(config)
+  config.credit = dataclasses.asdict(credit.CreditConfig())  # nothing of it is read
+  config.model.checkpoint = "path/to/Qwen2.5-7B-Instruct"  # [S], a directory of yours
+  config.sampling.temperature = 1.0  # [S]
+  config.sampling.reflect_tokens = 256  # [S] Lmax
+  config.sampling.play_tokens = 256  # it plays nothing
+  config.pack.response = 256
+  config.train.minibatches = 4  # [us]: 240 rows an update
+  config.train.eval_every = 25
+  config.eval.at_start = False
   recipes._pack(config, length=16_384, rows=8, context=8192)
   config.agent.model.checkpoint = config.model.checkpoint  # [S]
   config.agent.model.dtype = "bfloat16"

@@ -184,12 +184,24 @@ class Hinting(NamedTuple):
   advice: Callable[[str], str]
 
 
+class Managing(NamedTuple):
+  """How a manager is asked what becomes of a new fact (Memory-R1, 2508.19828).
+
+  operations: the words that answers begin with: add it, let it update the nearest memory, delete that one, do
+  nothing. manage: the prompt for what the agent saw, the fact, and the memories, nearest first.
+  """
+
+  operations: tuple[str, str, str, str]
+  manage: Callable[[str, str, Sequence[str]], list[Message]]
+
+
 class Extract(NamedTuple):
   """A family's prompts about experience; `view.tips` are the entries they show, numbered from 1.
 
   distill: the finished attempt `view.current`. merge: a chunk of entries. advise: a question asked in
   the middle of `view.current`. judge: entries before an attempt begins, and the share of attempts at
-  this task that the actor has won so far. hinting: what a memory policy is asked.
+  this task that the actor has won so far. hinting: what a memory policy is asked,
+  managing: what a manager is.
   """
 
   distill: Callable[[View], list[Message]]
@@ -197,6 +209,7 @@ class Extract(NamedTuple):
   advise: Callable[[View, str], list[Message]]
   judge: Callable[[View, float], list[Message]]
   hinting: Hinting
+  managing: Managing
 
 
 class Prompts(NamedTuple):

@@ -17,6 +17,7 @@ from memrl_jax.types import Message
 ASKED = re.compile(r"<ask>(.*?)</ask>", re.DOTALL | re.IGNORECASE)
 VERDICTS = ("accept", "refine", "reject")
 SPEAK, ABSTAIN = "[GENERATE]", "[ABSTAIN]"  # Mem-pi's decisions, in sentences
+OPERATIONS = ADD, UPDATE, DELETE, NOOP = "[ADD]", "[UPDATE]", "[DELETE]", "[NOOP]"  # Memory-R1's
 
 
 def brief(
@@ -43,8 +44,12 @@ def brief(
     start, said, rest = answer.partition(_SPEAK)
     return rest.partition("</remark>")[0].strip() if said and not start.strip() else ""
 
+  def manage(seen: str, fact: str, known: Sequence[str]) -> list[Message]:
+    return _user("\n", seen, *_lines(known), f"reflect:{fact}", "merge")
+
   hinting = base.Hinting(_SPEAK, _ABSTAIN, "</remark>", now, hint, advice)
-  return base.Extract(distill, merge, advise, judge, hinting)
+  managing = base.Managing(_OPERATIONS, manage)
+  return base.Extract(distill, merge, advise, judge, hinting, managing)
 
 
 def _lines(texts: Sequence[str]) -> list[str]:
@@ -82,8 +87,12 @@ def full(
     start, said, rest = answer.rpartition("</think>")[2].partition(SPEAK)
     return " ".join(rest.split()) if said and not start.strip() else ""
 
+  def manage(seen: str, fact: str, known: Sequence[str]) -> list[Message]:
+    return _user("\n\n", seen, *_shown(known, _KEPT), f"The new note:\n{fact}", _MANAGE)
+
   hinting = base.Hinting(SPEAK, ABSTAIN, "", seen, hint, advice)
-  return base.Extract(distill, merge, advise, judge, hinting)
+  managing = base.Managing(OPERATIONS, manage)
+  return base.Extract(distill, merge, advise, judge, hinting, managing)
 
 
 def _shown(texts: Sequence[str], heading: str) -> list[str]:
@@ -123,10 +132,16 @@ def _user(joint: str, *parts: str) -> list[Message]:
 
 
 _SPEAK, _ABSTAIN = "<remark>", "keep"  # the same in brief notation
+_OPERATIONS = ("add", "merge", "lost", "keep")  # each a single token
 
 _HINT = f"""Another agent is about to act here. You know such tasks. If it will do well by itself, or you know \
 nothing that helps, answer {ABSTAIN} and nothing else. Otherwise answer {SPEAK} and then a short hint: what to do, \
 in which order, and what to avoid. Every word costs."""
+
+_KEPT = "Notes of an agent that stood before this task, nearest first:"
+_MANAGE = f"""The agent has tried this task and has written a new note. Decide what becomes of its notes, so that it \
+does better when such a task comes again. Answer {ADD} to keep the new note beside the others, {UPDATE} to put it in \
+the place of the first, {DELETE} to throw the first away and the new one as well, or {NOOP} to change nothing."""
 
 _GUIDED = "Experience that was given to the agent before this attempt:"
 _STORED = "Experience from earlier attempts:"

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from memrl_jax.methods import base, baselines, complementary, empo2, lamer, mempi, memrl, retrospex
+from memrl_jax.methods import (
+  base,
+  baselines,
+  complementary,
+  empo2,
+  lamer,
+  memoryr1,
+  mempi,
+  memrl,
+  retrospex,
+)
 from memrl_jax.rollout import credit
 
 # Method name -> the estimators it may use; None: a frozen model, nothing is trained.
@@ -16,6 +26,7 @@ METHODS: dict[str, tuple[str, ...] | None] = {
   "rloo": ("rloo",),
   "ppo": ("ppo",),
   "mempi": credit.ESTIMATORS,  # none of which it uses: it pays by ops.counterfactual
+  "memoryr1": credit.ESTIMATORS,  # as mempi: it pays by itself
   "memrl": None,
   "reflexion": None,
   "retrospex": None,
@@ -24,12 +35,13 @@ METHODS: dict[str, tuple[str, ...] | None] = {
 }
 
 # Methods with a memory outside of the context.
-REMEMBERING = ("empo2", "complementary", "mempi", "memrl", "retrospex")
+REMEMBERING = ("empo2", "complementary", "memoryr1", "mempi", "memrl", "retrospex")
 
 Config = (
   lamer.LamerConfig
   | empo2.Empo2Config
   | complementary.ComplementaryConfig
+  | memoryr1.MemoryR1Config
   | mempi.MempiConfig
   | memrl.MemrlConfig
   | retrospex.RetrospexConfig
@@ -49,6 +61,8 @@ def config_type(name: str) -> type[Config]:
     return complementary.ComplementaryConfig
   if name == "mempi":
     return mempi.MempiConfig
+  if name == "memoryr1":
+    return memoryr1.MemoryR1Config
   if name == "memrl":
     return memrl.MemrlConfig
   if name == "retrospex":
@@ -84,6 +98,10 @@ def make(
     if memory is None:
       raise ValueError("Mem-pi needs a bank of hints; open one (training.memories) and pass it")
     return mempi.make(config, memory)
+  if isinstance(config, memoryr1.MemoryR1Config):
+    if memory is None:
+      raise ValueError("Memory-R1 needs facts; open them (training.memories) and pass them")
+    return memoryr1.make(config, memory)
   if isinstance(config, memrl.MemrlConfig):
     if memory is None:
       raise ValueError("MemRL needs a memory; open one (training.memories) and pass it")

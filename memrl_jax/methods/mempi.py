@@ -27,7 +27,7 @@ from memrl_jax.methods import base
 from memrl_jax.methods.mempi_config import MempiConfig
 from memrl_jax.ops import counterfactual
 from memrl_jax.rollout.lessons import Lesson
-from memrl_jax.rollout.trial import Context, Generate, Program, Reading, play, write_tip
+from memrl_jax.rollout.trial import Context, Generate, Program, Reading, decided, play, write_tip
 from memrl_jax.types import Attempt, Memo, Message, Sample, Story, Trial, Turn
 
 GATHER, ABSTAIN, SPEAK = "gather", "abstain", "speak"  # Trial.mode; "" decides by itself
@@ -109,19 +109,6 @@ def _turn(log: AttemptLog, answer: Any, sample: Sample, action: str) -> Turn:
     reward=0.0,
     anchor="hint" if sample is answer.sample else "decision",
     sampled=sample is answer.sample,
-  )
-
-
-def decided(sample: Sample, text: str) -> Sample:
-  """The forced beginning of an answer as a row of its own; its log-probs come from the trainer (NaN until then)."""
-  n = sample.forced
-  unknown = np.full(n, np.nan, np.float32)
-  return sample._replace(
-    text=text,
-    prompt_ids=sample.prompt_ids[:-n],
-    ids=sample.prompt_ids[-n:],
-    logps=unknown,
-    forced=n,
   )
 
 

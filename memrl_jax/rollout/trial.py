@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from memrl_jax.envs import base, extracting
 from memrl_jax.types import Attempt, Memo, Message, Phase, Recall, Sample, Trial, Turn
 
@@ -169,6 +171,19 @@ async def play(
   last = log.steps[-1].result
   total = sum(step.result.reward for step in log.steps)
   ctx.trial.attempts.append(Attempt(last.success, last.score, total, len(log.steps)))
+
+
+def decided(sample: Sample, text: str) -> Sample:
+  """The forced beginning of an answer as a row of its own; its log-probs come from the trainer (NaN until then)."""
+  n = sample.forced
+  unknown = np.full(n, np.nan, np.float32)
+  return sample._replace(
+    text=text,
+    prompt_ids=sample.prompt_ids[:-n],
+    ids=sample.prompt_ids[-n:],
+    logps=unknown,
+    forced=n,
+  )
 
 
 async def _read(ctx: Context, reading: Reading, log: base.AttemptLog, key: str) -> tuple[Memo, ...]:

@@ -29,7 +29,7 @@ from memrl_jax.memory import (
   tips,
   transfer,
 )
-from memrl_jax.methods import base, complementary, empo2, mempi, memrl, retrospex
+from memrl_jax.methods import base, complementary, empo2, memoryr1, mempi, memrl, retrospex
 from memrl_jax.models import policy, weights
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.sampling import chat
@@ -81,6 +81,8 @@ def of_method(
       settings.train.tasks,
       functools.partial(image, settings.env.options),
     )
+  if isinstance(settings.method, memoryr1.MemoryR1Config):
+    return memoryr1.Facts(settings.method, bank.Memory.open(folder, embedding))
   if isinstance(settings.method, mempi.MempiConfig):
     prompts = env_base.family(settings.env.name).prompts(settings.env.options)
     method = settings.method

@@ -14,7 +14,7 @@ from memrl_jax import methods
 from memrl_jax.envs import base as env_base
 from memrl_jax.envs import pool
 from memrl_jax.memory import episodic_config, experience, manager, novelty, tips
-from memrl_jax.methods import complementary, mempi, memrl, memrl_config
+from memrl_jax.methods import complementary, memoryr1, mempi, memrl, memrl_config
 from memrl_jax.models import lora, tiny, weights
 from memrl_jax.rollout import credit, pack, policies
 from memrl_jax.sampling import chat, engine, remote
@@ -378,9 +378,9 @@ class Settings:
       self._check_extractor(self.method)
     if isinstance(self.method, memrl.MemrlConfig):
       memrl_config.check(self.method, self.episodic, self.train.tasks)
-    if isinstance(self.method, mempi.MempiConfig):
-      self._check_mempi()
-    elif "rag" in self.eval.arms:
+    if self.hints:
+      self._check_hints()
+    if "rag" in self.eval.arms and not isinstance(self.method, mempi.MempiConfig):
       raise ValueError(f"{self.method_name} has no arm rag; leave it out of config.eval.arms")
     self._check_sizes()
 
@@ -396,8 +396,8 @@ class Settings:
 
   @property
   def hints(self) -> bool:
-    """Whether the model writes hints for a frozen agent (`agent`), which plays."""
-    return isinstance(self.method, mempi.MempiConfig)
+    """Whether the model writes hints for a frozen agent (`agent`), which plays, or keeps its memory."""
+    return isinstance(self.method, mempi.MempiConfig | memoryr1.MemoryR1Config)
 
   @property
   def first(self) -> tuple[int, float] | None:
@@ -503,20 +503,20 @@ class Settings:
         "config.method.imitate_every to 0"
       )
 
-  def _check_mempi(self) -> None:
+  def _check_hints(self) -> None:
     if self.credit != credit.CreditConfig():
       raise ValueError(
-        "mempi pays by config.method (gate, normalise, brevity, ...) and reads nothing of config.credit; leave that "
+        f"{self.method_name} pays by config.method and reads nothing of config.credit; leave that "
         "section as it is"
       )
     if self.loss.aggregate != "token_mean":
       raise ValueError(
-        f"mempi balances its two losses for a mean over tokens, not {self.loss.aggregate}; set "
+        f"{self.method_name} balances its losses for a mean over tokens, not {self.loss.aggregate}; set "
         "config.loss.aggregate to token_mean"
       )
     if self.remote.url:
       raise ValueError(
-        "the memory policy is asked and trained in this process; the address of the agent's server is "
+        "the memory policy, or the manager, is asked and trained in this process; the address of the agent's server is "
         "config.agent.remote.url"
       )
 

@@ -41,7 +41,7 @@ def test_there_is_one_file_for_each_method_and_environment():
   wanted = {f"{m}_{e}" for m in LAMER for e in EXTRA}  # hgpo: gigpo's file with two values changed
   wanted |= {f"{m}_{e}" for m in TIPS for e in recipes.TIP_ENVIRONMENTS}
   wanted |= {f"complementary_{world}" for world in WORLDS} | {f"memrl_{env}" for env in FROZEN}
-  wanted |= {f"mempi_{env}" for env in HINTED}
+  wanted |= {f"mempi_{env}" for env in HINTED} | {"memoryr1_hints"}
   assert {path.stem for path in FILES} == wanted
 
 
