@@ -45,7 +45,9 @@ def managed(config: Config, variant: str) -> None:
   else:
     _tiny_models(config, "tiny:hints")
     _short(config)
-    config.train.updates = 100
+    config.method.teach = 60  # [T], with the next
+    config.method.teach_rate = 1e-3
+    config.train.updates = 60 + 100
     config.optim.learning_rate = 3e-4
   config.train.group_size = 9  # [us]: one decides by itself, and every operation is tried twice
   config.loss.kl_coef = 0.0  # what is put into its mouth is in no KL term

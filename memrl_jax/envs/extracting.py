@@ -132,7 +132,7 @@ def _user(joint: str, *parts: str) -> list[Message]:
 
 
 _SPEAK, _ABSTAIN = "<remark>", "keep"  # the same in brief notation
-_OPERATIONS = ("add", "merge", "lost", "keep")  # each a single token
+_OPERATIONS = ("<remark>", "<action>", "lost", "keep")  # each a token that the clones have said
 
 _HINT = f"""Another agent is about to act here. You know such tasks. If it will do well by itself, or you know \
 nothing that helps, answer {ABSTAIN} and nothing else. Otherwise answer {SPEAK} and then a short hint: what to do, \

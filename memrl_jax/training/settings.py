@@ -402,9 +402,12 @@ class Settings:
   @property
   def first(self) -> tuple[int, float] | None:
     """Optimiser steps before all others, with a rate of their own (Mem-pi's stage 1), if there are any."""
-    if not isinstance(self.method, mempi.MempiConfig) or not self.method.distil:
-      return None
-    return self.method.distil * self.train.minibatches, self.method.distil_rate
+    count, rate = 0, 0.0
+    if isinstance(self.method, mempi.MempiConfig):
+      count, rate = self.method.distil, self.method.distil_rate
+    elif isinstance(self.method, memoryr1.MemoryR1Config):
+      count, rate = self.method.teach, self.method.teach_rate
+    return (count * self.train.minibatches, rate) if count else None
 
   def _check_method(self) -> None:
     allowed = methods.METHODS[self.method_name]
