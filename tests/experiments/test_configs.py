@@ -85,6 +85,21 @@ def test_the_paper_variant_has_the_paper_s_rows_per_update():
     assert gigpo.train.groups * gigpo.train.group_size * gigpo.env.options.turns == 2688
 
 
+@pytest.mark.parametrize("variant", ["laptop", "smoke"])
+def test_mempi_s_baselines_are_judged_on_its_tasks_with_its_agent(variant):
+  def judged(s, agent):
+    e = s.eval
+    panel = (e.panel, e.half, e.tasks, e.options, e.temperature, e.top_p, e.top_k)
+    plays = (agent.model.checkpoint, agent.sampling.play_tokens, s.method.eval_attempts)
+    return s.env.options, panel, plays
+
+  mempi = settings("mempi_hints", variant)
+  assert mempi.agent.sampling.temperature == mempi.eval.temperature
+  managed = settings("memoryr1_hints", variant)
+  memrl = settings("memrl_hints", variant, "env.reported=0.5")
+  assert judged(mempi, mempi.agent) == judged(managed, managed.agent) == judged(memrl, memrl)
+
+
 @pytest.mark.parametrize("name", PAPERS)
 def test_mempi_s_paper_variant_also_trains_adapters_and_its_models_share_no_device(name):
   whole, adapted = settings(name, "paper"), settings(name, "paper", *hinting.LORA)
