@@ -135,13 +135,15 @@ def paid(trials, **options):
 
 
 def test_operations_are_paid_against_the_mean_operation():
-  # Means .5, 1, 0, of two members, one and one: baseline .5. r = 1 0 1 0, std .5: A = 1 -1 1 -1, of 4 tokens in
-  # all a mean over 3 operations: each of the two adds 4 / (3 * 2).
+  # Means .5, 1, 1, of two members, one and one: baseline 5/6. r = 1 0 1 1, std sqrt(3)/4. Of 4 tokens in all a mean
+  # over 3 operations: the two adds weigh 4 / (3 * 2) each, the others 4 / 3.
   group = [member(0, "free", True), member(1, "add", True), member(2, "add", False),
-           member(3, "update", True), member(4, "noop", False)]  # fmt: skip
+           member(3, "update", True), member(4, "noop", True)]  # fmt: skip
   rows, numbers = paid(group)
   assert rows[0] is None
-  np.testing.assert_allclose(rows[1:], [4 / 6, -4 / 6, 4 / 3, -4 / 3], rtol=1e-5)
+  good, bad = (1 / 6) / (3**0.5 / 4), (-5 / 6) / (3**0.5 / 4)
+  wanted = [good * 4 / 6, bad * 4 / 6, good * 4 / 3, good * 4 / 3]
+  np.testing.assert_allclose(rows[1:], wanted, rtol=1e-5)
   assert numbers["memoryr1/paid_add"] == 0.5 and numbers["memoryr1/degenerate"] == 0
 
 
