@@ -56,7 +56,17 @@ TITLES = {
   "train/clipped": "Clipped tokens",
   "credit/zero_spread": "Groups without spread",
 }
-PREFIXES = ("epoch", "mempi", "memoryr1", "rollout", "train", "credit", "memory", "bank", "extractor")
+PREFIXES = (
+  "epoch",
+  "mempi",
+  "memoryr1",
+  "rollout",
+  "train",
+  "credit",
+  "memory",
+  "bank",
+  "extractor",
+)
 SECONDS = ("seconds/", "time/")  # timing under these prefixes is one update's time, part by part
 
 
