@@ -152,9 +152,12 @@ def test_only_the_first_host_writes_the_run_folder(monkeypatch, tmp_path):
   ("change", "said"),
   [
     ({"train.max_lag": 1}, "set config.train.max_lag to 0"),
-    ({"mesh.data": 1}, r"does not hold all 4 devices of 2 hosts; set config.mesh.data to -1"),
-    ({"mesh.data": -1, "pack.sequences": 6}, "6 sequences cannot be split over 4 data shards"),
-    ({"mesh.data": -1, "replicas.devices": 1}, "1 devices from number 0 on are to sample, and not"),
+    ({"mesh.data": 1}, r"does not hold all \d devices of 2 hosts; set config.mesh.data to -1"),
+    ({"mesh.data": -1, "pack.sequences": 6}, r"6 sequences cannot be split over \d data shards"),
+    (
+      {"mesh.data": -1, "pack.sequences": 8, "replicas.devices": 1},
+      "1 devices from number 0 on are to sample, and not",
+    ),
   ],
 )
 def test_devices_that_do_not_serve_every_host_are_refused(monkeypatch, change, said):
