@@ -185,9 +185,12 @@ def _work(
   """The roofline's count of each program, and of `score`, the log-probs that a step needs beside it."""
   cfg, p, e, size = model.cfg, settings.pack, settings.engine, model.itemsize
   columns, played = e.buckets[-1], (_split(model.sampler), model.played_itemsize)
+  in_place = programs.reads_in_place(model.played)
   work = {
-    "prefill": roofline.prefill(cfg, e.prefill_rows[-1], e.prefill_chunks[-1], columns, *played),
-    "decode": roofline.decode(cfg, e.slots, e.round_steps, columns, *played),
+    "prefill": roofline.prefill(
+      cfg, e.prefill_rows[-1], e.prefill_chunks[-1], columns, *played, in_place=in_place
+    ),
+    "decode": roofline.decode(cfg, e.slots, e.round_steps, columns, *played, in_place=in_place),
   }
   if model.state is None:
     return work

@@ -183,31 +183,47 @@ def apply(split: Split, trained: int) -> Work:
 
 
 def prefill(
-  cfg: DecoderConfig, rows: int, chunk: int, columns: int, split: Split, itemsize: int
+  cfg: DecoderConfig,
+  rows: int,
+  chunk: int,
+  columns: int,
+  split: Split,
+  itemsize: int,
+  *,
+  in_place: bool,
 ) -> Work:
   """A chunk of every row behind `columns` cached ones. Every data shard computes the same rows.
 
-  Scores and softmax weights, float32, are written and read: this attention is no kernel. Of the last
-  layer only the keys and values are wanted.
+  Unless a kernel reads the cache in place, scores and softmax weights, float32, are written and read. Of the
+  last layer only the keys and values are wanted.
   """
   layer, whole, tokens = _layer(cfg), cfg.layers - 1, rows * chunk
   pairs = whole * tokens * (columns + chunk)
   read = whole * layer.weights + layer.qkv
   flops = 2 * tokens * read + 4 * cfg.heads * cfg.head_dim * pairs
-  scores = 4 * 4 * cfg.heads * pairs
+  scores = 0 if in_place else 4 * 4 * cfg.heads * pairs
   weights = itemsize * read
   cached = kept(cfg, itemsize) * rows * (columns + chunk)
   return Work(
-    flops / split.weights, weights / split.weights + (cached + scores) / split.tensor, 0.0
+    flops / split.weights,
+    weights / split.weights + (cached + scores) / split.tensor,
+    _sums(cfg, tokens, split, itemsize),
   )
 
 
 def decode(
-  cfg: DecoderConfig, rows: int, steps: int, columns: int, split: Split, itemsize: int
+  cfg: DecoderConfig,
+  rows: int,
+  steps: int,
+  columns: int,
+  split: Split,
+  itemsize: int,
+  *,
+  in_place: bool,
 ) -> Work:
-  """A round: `steps` tokens of every row, and the copy of the cache that it reads.
+  """A round: `steps` tokens of every row, and, unless it reads the cache in place, a copy of that.
 
-  At best a chip reads its own part of the weights in each step, and its rows and heads of the copy.
+  At best a chip reads its own part of the weights in each step, and its rows and heads of the cache.
   """
   layer, L = _layer(cfg), cfg.layers
   body = L * layer.weights + cfg.dim * cfg.vocab
@@ -216,6 +232,12 @@ def decode(
   cut = heads * (split.rows if rows % split.rows == 0 else 1)
   flops = 2 * rows * body / split.weights
   flops += 4 * L * cfg.heads * cfg.head_dim * rows * columns / cut
-  return Work(
-    steps * flops, 2 * cached + steps * (itemsize * body / split.weights + cached / cut), 0.0
-  )
+  copied = 0 if in_place else 2 * cached
+  read = itemsize * body / split.weights + cached / cut
+  return Work(steps * flops, copied + steps * read, steps * _sums(cfg, rows, split, itemsize))
+
+
+def _sums(cfg: DecoderConfig, tokens: int, split: Split, itemsize: int) -> float:
+  """Bytes that a chip sends for the two sums of a layer over the tensor axis, forward only."""
+  ring = 2 * (split.tensor - 1) / split.tensor
+  return 2 * cfg.layers * tokens * cfg.dim * itemsize * ring

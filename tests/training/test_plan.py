@@ -55,7 +55,7 @@ def test_the_flops_of_prefill_and_of_a_decoding_step_are_those_that_xla_counts_i
   decode = jax.jit(policy.decode, static_argnums=1).lower(
     weights, cfg, kv, i32(4), fresh, i32(), i32(4)
   )
-  assert roofline.decode(cfg, 4, 1, columns, ONE, 4).flops == pytest.approx(
+  assert roofline.decode(cfg, 4, 1, columns, ONE, 4, in_place=False).flops == pytest.approx(
     counted(decode), rel=0.04
   )
   stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), kv[0])
@@ -63,8 +63,24 @@ def test_the_flops_of_prefill_and_of_a_decoding_step_are_those_that_xla_counts_i
   prefill = jax.jit(policy.prefill, static_argnums=1).lower(
     params, cfg, stacked, i32(4), i32(4, 32)
   )
-  ours = roofline.prefill(cfg, 4, 32, columns, ONE, 4).flops
+  ours = roofline.prefill(cfg, 4, 32, columns, ONE, 4, in_place=False).flops
   assert ours == pytest.approx(counted(prefill), rel=0.04)
+
+
+def test_a_round_in_place_reads_weights_and_cache_once_a_step_and_copies_nothing():
+  cfg, columns, steps = dataclasses.replace(CFG, layers=2), 96, 8
+  numbers = 2 * cfg.layers * 4 * columns * cfg.kv_heads * cfg.head_dim  # of 4 rows' cached tokens
+  work = [
+    roofline.decode(cfg, 4, steps, columns, ONE, 2, in_place=in_place) for in_place in (True, False)
+  ]
+  assert work[1].memory - work[0].memory == 2 * 2 * numbers
+  matmuls = (
+    2 * cfg.parameters - 2 * (2 * cfg.layers + 1) * cfg.dim
+  )  # bytes of all weights but norms
+  assert work[0].memory == pytest.approx(steps * (matmuls + 2 * numbers), rel=0.01)
+  # Two sums of 4 rows of 256 numbers a layer, of which a chip of two sends as much as it has.
+  split = roofline.decode(cfg, 4, steps, columns, roofline.Split(1, 1, 2), 2, in_place=True)
+  assert split.sent == steps * 2 * 2 * 4 * 256 * 2
 
 
 def test_a_token_sees_as_many_keys_as_a_loop_counts():
