@@ -1,7 +1,10 @@
 """Set before jax is imported: CPU, eight devices for the tests of sharding, one compilation cache."""
 
+import gc
 import os
 import pathlib
+
+import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _FLAG = "--xla_force_host_platform_device_count"
@@ -14,6 +17,19 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 import jax  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+_MAPS = pathlib.Path("/proc/self/maps")
+_MOST_MAPS = 25_000  # Linux gives a process 65,530; a compiled program takes several, and beyond that it crashes
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_programs():
+  """Lets compiled programs go between two files once there are many."""
+  yield
+  if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
+    jax.clear_caches()
+    gc.collect()
 
 
 def pytest_configure(config):

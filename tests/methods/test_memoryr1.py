@@ -171,6 +171,7 @@ def test_while_the_words_are_taught_all_operations_are_as_good():
 # The whole of it.
 
 
+@pytest.mark.slow
 def test_it_learns_the_operation_that_pays():
   """A run in which a mock of the agent fails with anything but a fact that was added; 20 updates teach the words."""
   taught, updates = 20, 28

@@ -85,7 +85,9 @@ def grid():
   compilation_cache.reset_cache()
 
 
-@pytest.mark.parametrize("tensor, in_place", [(2, False), (4, True)])
+@pytest.mark.parametrize(
+  "tensor, in_place", [pytest.param(2, False, marks=pytest.mark.slow), (4, True)]
+)
 def test_heads_split_over_a_mesh_give_the_answers_of_one_device_and_compile_once(
   grid, tensor, in_place
 ):

@@ -83,6 +83,7 @@ def test_a_weight_of_a_new_kind_needs_a_rule():
     mesh.check(mesh.RULES, {"router": ("embed", "experts")})
 
 
+@pytest.mark.slow
 def test_what_lies_on_the_host_is_used_and_saved_as_if_it_did_not(tmp_path):
   wanted = ["mesh.offload=moments,start", "model.compute=bfloat16", "loss.kl_coef=0.1"]
   settings = base.settings(run.load("experiments/lamer_darkroom.py:smoke", wanted).config)
