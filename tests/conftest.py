@@ -32,5 +32,17 @@ def few_programs():
     gc.collect()
 
 
+@pytest.fixture
+def uncached():
+  """Compiles anew: programs with collectives that come from the compilation cache hang and abort."""
+  from jax._src import compilation_cache
+
+  jax.config.update("jax_enable_compilation_cache", False)
+  compilation_cache.reset_cache()
+  yield
+  jax.config.update("jax_enable_compilation_cache", True)
+  compilation_cache.reset_cache()
+
+
 def pytest_configure(config):
   config.addinivalue_line("markers", "slow: takes over 20 seconds; `make test-slow` runs these")

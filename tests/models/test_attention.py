@@ -172,12 +172,8 @@ def test_scores_that_would_be_large_are_made_some_queries_at_a_time(monkeypatch)
 
 
 @pytest.fixture
-def grid(monkeypatch):
+def grid(monkeypatch, uncached):
   """Four CPU devices over which `target` splits arrays as it does over TPUs."""
-  from jax._src import compilation_cache
-
-  if jax.device_count() < 4:
-    pytest.skip("needs 4 devices: XLA_FLAGS=--xla_force_host_platform_device_count=4")
 
   def splits():
     mesh = jax.sharding.get_abstract_mesh()
@@ -189,12 +185,7 @@ def grid(monkeypatch):
 
   monkeypatch.setattr(target, "splits", splits)
   monkeypatch.setattr(target, "over", over)
-  # Programs with collectives that come from the compilation cache hang.
-  jax.config.update("jax_enable_compilation_cache", False)
-  compilation_cache.reset_cache()
-  yield lambda **axes: mesh.make(mesh.MeshConfig(**axes), jax.devices()[:4])
-  jax.config.update("jax_enable_compilation_cache", True)
-  compilation_cache.reset_cache()
+  return lambda **axes: mesh.make(mesh.MeshConfig(**axes), jax.devices()[:4])
 
 
 @pytest.mark.parametrize("axes", [dict(fsdp=2, tensor=2)])

@@ -16,20 +16,6 @@ CFG = DecoderConfig.tiny(
 )
 
 
-@pytest.fixture
-def uncached():
-  """Compiles anew: programs with collectives that come from the compilation cache hang."""
-  from jax._src import compilation_cache
-
-  if jax.device_count() < 4:
-    pytest.skip("needs 4 devices: XLA_FLAGS=--xla_force_host_platform_device_count=4")
-  jax.config.update("jax_enable_compilation_cache", False)
-  compilation_cache.reset_cache()
-  yield
-  jax.config.update("jax_enable_compilation_cache", True)
-  compilation_cache.reset_cache()
-
-
 def gradients(kind, shape, devices):
   """The gradient of the adapters, and the weights that are sampled from."""
   config = lora.LoraConfig(rank=4, alpha=6.0, targets=lora.TARGETS, base=kind, block=8)

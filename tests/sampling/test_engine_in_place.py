@@ -6,7 +6,6 @@ import functools
 import jax
 import numpy as np
 import pytest
-from jax._src import compilation_cache
 
 from memrl_jax.models import policy
 from memrl_jax.models.config import DecoderConfig
@@ -74,15 +73,8 @@ def test_what_is_read_in_place_is_what_would_have_been_copied():
 
 
 @pytest.fixture
-def grid():
-  if jax.device_count() < 4:
-    pytest.skip("needs 4 devices: XLA_FLAGS=--xla_force_host_platform_device_count=4")
-  # Programs with collectives that come from the compilation cache hang.
-  jax.config.update("jax_enable_compilation_cache", False)
-  compilation_cache.reset_cache()
-  yield lambda tensor: mesh.make(mesh.MeshConfig(tensor=tensor), jax.devices()[:tensor])
-  jax.config.update("jax_enable_compilation_cache", True)
-  compilation_cache.reset_cache()
+def grid(uncached):
+  return lambda tensor: mesh.make(mesh.MeshConfig(tensor=tensor), jax.devices()[:tensor])
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,6 @@ from memrl_jax.rollout import pack
 from memrl_jax.training import checkpoint, mesh, step
 from tests.training import test_step as small
 
-uncached = small.uncached  # a fixture
-
 ROOT = pathlib.Path(checkpoint.__file__).parents[2]
 
 

@@ -4,25 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import compilation_cache
 
 from memrl_jax.models import policy
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.sampling import engine, replicas
 from memrl_jax.training import handover, mesh
 
+pytestmark = pytest.mark.usefixtures("uncached")
 CFG = DecoderConfig.tiny(32, dim=16, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_dim=32)
 CONFIG = engine.EngineConfig(2, (16,), prefill_rows=(2,), prefill_chunks=(8,), round_steps=4)
-
-
-@pytest.fixture(autouse=True)
-def no_compilation_cache():
-  """Programs with collectives that come from the compilation cache may hang on CPU."""
-  jax.config.update("jax_enable_compilation_cache", False)
-  compilation_cache.reset_cache()
-  yield
-  jax.config.update("jax_enable_compilation_cache", True)
-  compilation_cache.reset_cache()
 
 
 def made(config):

@@ -28,18 +28,6 @@ def params():
   return policy.init(jax.random.key(0), CFG)
 
 
-@pytest.fixture
-def uncached():
-  """Compiles anew: programs with collectives that come from the compilation cache hang and abort."""
-  from jax._src import compilation_cache
-
-  jax.config.update("jax_enable_compilation_cache", False)
-  compilation_cache.reset_cache()
-  yield
-  jax.config.update("jax_enable_compilation_cache", True)
-  compilation_cache.reset_cache()
-
-
 def rows(count, seed=0):
   rng = np.random.default_rng(seed)
   out = []

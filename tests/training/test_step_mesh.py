@@ -11,7 +11,6 @@ from memrl_jax.models.config import DecoderConfig
 from memrl_jax.rollout import pack
 from memrl_jax.training import mesh, objective, step
 from tests.training import test_step as one_device
-from tests.training.test_step import uncached  # noqa: F401
 
 DEVICES = 8
 CFG = DecoderConfig.tiny(64, dim=32, layers=2, heads=8, kv_heads=8, head_dim=8, mlp_dim=48)
@@ -86,7 +85,7 @@ def trained(split, critic=True, remat=True, compute="", sequence=False, offload=
   ],
   ids=["data8", "data2 fsdp4, critic", "all 2, sequence", "tensor8, offload", "all 2, bfloat16"],
 )
-def test_loss_gradient_and_weights_on_eight_devices_are_those_on_one(split, how, bound, uncached):  # noqa: F811
+def test_loss_gradient_and_weights_on_eight_devices_are_those_on_one(split, how, bound, uncached):
   one, state, got = trained(split, **how)
   _, _, want = trained((1, 1, 1))  # its critic does not move the policy
   far = {}
