@@ -258,7 +258,9 @@ def test_trainer_old_log_probs_make_the_first_ratio_one_and_weigh_by_the_sampler
       logps = np.asarray(scored[b, s, : len(turn.sample.ids)]) + d
       turn.sample, turn.advantage = turn.sample._replace(logps=logps), turn.advantage * w
     batches = pack.pack(made, PACK)
-    state, metrics = one.update(one.init(params, None), batches, old=one.old(params, batches))
+    state, metrics = one.update(
+      one.init(params, None), batches, old=one.old(params, batches, off=False)
+    )
     return state, jax.device_get(metrics), [len(turn.sample.ids) for turn in made]
 
   state, metrics, lengths = stepped(apart, np.ones(6))
