@@ -72,7 +72,8 @@ def gradient(trials, loss):
   trainer = step.Trainer(
     CFG, loss, step.optimiser(step.OptimConfig(), 1), mesh.make(mesh.MeshConfig()), max_tokens=4
   )
-  old = trainer.old(PARAMS, batches)
+  off = any(batch.off_BS.any() for batch in batches)
+  old = trainer.old(PARAMS, batches, off=off)
   sums = trainer._zeros({"policy": PARAMS})
   for number, batch in enumerate(batches):
     behaviour = batch.behaviour_BSK
