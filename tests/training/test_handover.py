@@ -37,7 +37,7 @@ def requests():
 @pytest.mark.parametrize(
   "config, count",
   [
-    (handover.ReplicaConfig(tensor=2), 2),
+    pytest.param(handover.ReplicaConfig(tensor=2), 2, marks=pytest.mark.slow),
     (handover.ReplicaConfig(tensor=1, first=1, devices=2), 2),
     pytest.param(handover.ReplicaConfig(tensor=1), 4, marks=pytest.mark.slow),
     pytest.param(handover.ReplicaConfig(devices=2), 1, marks=pytest.mark.slow),
