@@ -567,9 +567,8 @@ def _sentence(error: BaseException) -> str:
 
 def _alone(code: int) -> int:
   """Ends one of several hosts, which never comes back; alone, nothing but the code."""
-  hosts = sys.modules.get(
-    "memrl_jax.training.hosts"
-  )  # not imported for an error in the command line
+  # Not imported for an error in the command line.
+  hosts = sys.modules.get("memrl_jax.training.hosts")
   return code if hosts is None else hosts.leave(code)
 
 

@@ -20,12 +20,8 @@ from memrl_jax.rollout import credit, pack, policies
 from memrl_jax.sampling import chat, engine, remote
 from memrl_jax.training import guard, handover, mesh, objective, step
 
-REMAT = {
-  "none": False,
-  "some": "some",
-  "all": True,
-  "offload": "offload",
-}  # as `policy.hidden` takes it
+# As `policy.hidden` takes it.
+REMAT = {"none": False, "some": "some", "all": True, "offload": "offload"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,6 +328,11 @@ class AgentSettings:
       raise ValueError(
         "the agent is never trained, so model.compute, mesh.sequence and mesh.offload of config.agent would do "
         "nothing; leave them as they are"
+      )
+    if self.remote.url and self.replicas != handover.ReplicaConfig():
+      raise ValueError(
+        "the agent samples behind config.agent.remote.url, so config.agent.replicas would do nothing; leave that "
+        "section as it is"
       )
 
 

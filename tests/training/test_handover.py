@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import base, lamer_darkroom, mempi_hints
 from memrl_jax.models import policy
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.sampling import engine, replicas
@@ -90,6 +91,15 @@ def test_a_home_stays_with_its_engine_until_it_would_wait_there():
 def test_devices_that_cannot_be_divided_are_named(config, sentence):
   with pytest.raises(ValueError, match=sentence):
     made(config)
+
+
+@pytest.mark.parametrize("section", ["", "agent."])
+def test_replicas_of_what_a_server_samples_are_refused(section):
+  method = mempi_hints if section else lamer_darkroom
+  config = method.get_config("smoke")
+  base.override(config, [f"{section}remote.url=http://127.0.0.1:1", f"{section}replicas.tensor=1"])
+  with pytest.raises(ValueError, match=f"so config.{section}replicas would do nothing"):
+    base.settings(config)
 
 
 def test_by_default_the_engine_reads_the_trained_arrays_themselves():
