@@ -274,6 +274,8 @@ def run(arguments: Arguments) -> int:
   if served and not trains:
     _check_served(arguments, settings)
   check(settings, models=trains or not served)
+  if arguments.mode != "plan" and (trains or not served):
+    check_devices(settings)
   _check_hosts(experiment, settings)
   name = f"{experiment.name}-{experiment.variant}-{folder.config_hash(experiment.record())}"
   path = pathlib.Path(arguments.workdir or pathlib.Path("runs") / name)
@@ -340,17 +342,37 @@ def _connected(settings: Any, trains: bool) -> Iterator[Any]:
     yield client
 
 
+def _models(settings: Any) -> list[tuple[Any, str]]:
+  """The models of this process: what makes each, and where that stands in the config."""
+  from memrl_jax.training import learner
+
+  found = [(settings, "config.")] + [(settings.extractor, "config.extractor.")] * settings.extracts
+  if settings.hints and not settings.agent.remote.url:
+    found.append((learner.frozen(settings.agent), "config.agent."))
+  return found
+
+
+def check_devices(settings: Any) -> None:
+  """Whether the devices are here that train and sample each model; ValueError says which are not."""
+  import jax
+
+  from memrl_jax.training import handover, mesh
+
+  for parts, place in _models(settings):
+    try:
+      handover.grid(parts.replicas, mesh.make(parts.mesh), jax.devices())
+    except ValueError as error:
+      said = str(error).replace("config.mesh", f"{place}mesh")
+      raise ValueError(said.replace("config.replicas", f"{place}replicas")) from None
+
+
 def check(settings: Any, *, models: bool = True) -> None:
   """What a run needs from disk: its `models` and its panel. ValueError says what is wrong with them."""
   from memrl_jax.envs import panel as panels
   from memrl_jax.memory import hintbank, transfer
   from memrl_jax.models import lora, weights
-  from memrl_jax.training import learner
 
-  needed = [(settings, "config.")] + [(settings.extractor, "config.extractor.")] * settings.extracts
-  if settings.hints and not settings.agent.remote.url:
-    needed.append((learner.frozen(settings.agent), "config.agent."))
-  for parts, place in needed if models else ():
+  for parts, place in _models(settings) if models else ():
     try:
       directory = parts.model.directory()
       if parts.lora.rank:

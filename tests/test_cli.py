@@ -174,6 +174,21 @@ def test_resume_goes_on_only_where_updates_are_left(calls, capsys, tmp_path):
   assert calls[1][1].train.updates == 3
 
 
+@pytest.mark.parametrize(
+  "change, said",
+  [
+    ("config.mesh.data=99", "needs 99 devices and"),
+    ("config.replicas.tensor=99", "change config.replicas.tensor"),
+  ],
+)
+def test_devices_that_are_not_here_are_missed_before_there_is_a_folder(
+  tmp_path, capsys, change, said
+):
+  place, more = tmp_path / "run", "--config.pack.sequences=99"
+  assert said in refused(capsys, LAMER, f"--workdir={place}", f"--{change}", more)
+  assert not place.exists()
+
+
 def test_a_place_that_cannot_be_written_is_named(calls, capsys, tmp_path, monkeypatch):
   (tmp_path / "file").write_text("mine")
   assert "is a file" in refused(capsys, LAMER, f"--workdir={tmp_path / 'file'}")
