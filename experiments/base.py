@@ -26,6 +26,7 @@ import ml_collections
 
 from memrl_jax import methods
 from memrl_jax.envs import base as env_base
+from memrl_jax.training import sections
 from memrl_jax.training import settings as settings_lib
 
 # Sections that are one dataclass each; env, method and eval need a word more.
@@ -36,7 +37,7 @@ SECTIONS = {
 }
 _ENV = {  # of EnvSettings, what is neither the name nor the environment's own options
   name: kind
-  for name, kind in typing.get_type_hints(settings_lib.EnvSettings).items()
+  for name, kind in typing.get_type_hints(sections.EnvSettings).items()
   if name not in ("name", "options")
 }
 
@@ -49,15 +50,15 @@ def new(method: str, env: str) -> ml_collections.ConfigDict:
     "eval": {"panel": f"{env}-v1", "harder": {}, "options": {}},
   }
   options = _defaults(env_base.family(env).options)
-  env_defaults = {k: v for k, v in _defaults(settings_lib.EnvSettings).items() if k in _ENV}
+  env_defaults = {k: v for k, v in _defaults(sections.EnvSettings).items() if k in _ENV}
   return ml_collections.ConfigDict(
     {
       "seed": 0,
       "env": {"name": env, **env_defaults, **options},
       "method": {"name": method, **_defaults(methods.config_type(method))},
       **{name: _section(kind) | given.get(name, {}) for name, kind in SECTIONS.items()},
-      "eval": _defaults(settings_lib.EvalSettings) | given["eval"],
-      "adapt": _defaults(settings_lib.AdaptSettings) | {"options": {}},
+      "eval": _defaults(sections.EvalSettings) | given["eval"],
+      "adapt": _defaults(sections.AdaptSettings) | {"options": {}},
     }
   )
 
@@ -107,9 +108,9 @@ def schema(config: Mapping[str, Any]) -> dict[str, Any]:
     "env": {"name": str, **_ENV, **options},
     "method": {"name": str, **typing.get_type_hints(methods.config_type(config["method"]["name"]))},
     **{name: _types(kind) for name, kind in SECTIONS.items()},
-    "eval": typing.get_type_hints(settings_lib.EvalSettings)
+    "eval": typing.get_type_hints(sections.EvalSettings)
     | {"options": options, "harder": {"*": options}},
-    "adapt": typing.get_type_hints(settings_lib.AdaptSettings) | {"options": options},
+    "adapt": typing.get_type_hints(sections.AdaptSettings) | {"options": options},
   }
 
 
@@ -261,13 +262,13 @@ def settings(
     name=name,
     variant=variant,
     seed=values["seed"],
-    env=settings_lib.EnvSettings(
+    env=sections.EnvSettings(
       name=env["name"], options=family.options(**options), **{k: env[k] for k in _ENV}
     ),
     method_name=method_name,
     method=methods.config_type(method_name)(**method),
-    eval=settings_lib.EvalSettings(**evaluation),
-    adapt=settings_lib.AdaptSettings(**adapt),
+    eval=sections.EvalSettings(**evaluation),
+    adapt=sections.AdaptSettings(**adapt),
     **{section: _made(kind, values[section]) for section, kind in SECTIONS.items()},
   )
 

@@ -18,7 +18,7 @@ import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -262,7 +262,7 @@ def run(arguments: Arguments) -> int:
     coordinator, count, index, seconds = arguments.hosts
     hosts.join(coordinator, count, index, seconds=seconds)
   experiment = load(arguments.config, arguments.overrides)
-  from experiments import base
+  from experiments import base, door
   from memrl_jax.envs import base as env_base
   from memrl_jax.training import folder
 
@@ -272,130 +272,17 @@ def run(arguments: Arguments) -> int:
   served = bool(settings.remote.url) and arguments.mode not in ("export", "plan")
   trains = settings.trains and arguments.mode == "train"
   if served and not trains:
-    _check_served(arguments, settings)
-  check(settings, models=trains or not served)
+    door.check_served(settings, arguments.mode)
+  door.check(settings, models=trains or not served)
   if arguments.mode != "plan" and (trains or not served):
-    check_devices(settings)
-  _check_hosts(experiment, settings)
+    door.check_devices(settings)
+  door.check_hosts(settings, experiment.record())
   name = f"{experiment.name}-{experiment.variant}-{folder.config_hash(experiment.record())}"
   path = pathlib.Path(arguments.workdir or pathlib.Path("runs") / name)
   works = {"train": _train, "eval": _evaluate, "adapt": _adapt, "export": _export, "plan": _plan}
   work = works[arguments.mode]
-  with _connected(settings, trains) if served else contextlib.nullcontext() as client:
+  with door.connected(settings, trains) if served else contextlib.nullcontext() as client:
     return work(arguments, experiment, settings, path, client)
-
-
-def _check_served(arguments: Arguments, settings: Any) -> None:
-  """What cannot be played with the weights of a server: all that goes with those of a run."""
-  from memrl_jax import methods
-
-  if settings.frozen:
-    return
-  if arguments.mode == "adapt":
-    raise ValueError(
-      f"--mode=adapt fills a memory with the weights that {settings.method_name} trained; leave "
-      "config.remote.url empty, or choose a method that trains nothing"
-    )
-  if settings.method_name in methods.REMEMBERING:
-    raise ValueError(
-      f"{settings.method_name} is evaluated with the weights and the memory of its run, in this process; "
-      "leave config.remote.url empty for --mode=eval"
-    )
-
-
-def _check_hosts(experiment: Experiment, settings: Any) -> None:
-  """Whether several hosts can do this, and have all been asked for the same."""
-  from memrl_jax.training import folder, hosts
-
-  hosts.check(settings)
-  asked = hosts.gather([folder.config_hash(experiment.record())], "the others' configs")
-  if odd := hosts.differing(asked):
-    raise ValueError(f"hosts {odd} were started with another config than host 0; use one command")
-
-
-@contextlib.contextmanager
-def _connected(settings: Any, trains: bool) -> Iterator[Any]:
-  """The server of config.remote.url, which can do what this run wants of it; else ValueError, OSError."""
-  from memrl_jax.sampling import fleet
-
-  with fleet.connect(settings.remote) as client:
-    if trains:
-      client.check_trainable(settings.sampling.temperature)
-      if not settings.remote.weights:
-        raise ValueError(
-          "training with a sampler on a server needs a directory that both see, for the new weights; "
-          "name one (config.remote.weights)"
-        )
-    elif not client.reads_text:
-      try:
-        settings.model.directory()
-      except ValueError as error:
-        raise ValueError(
-          f"{client.url} takes token ids, so the tokenizer of its model is needed here: {error}; or set "
-          "config.remote.api to chat"
-        ) from None
-    if settings.method_name == "retrospex" and not client.gives.logps:
-      raise ValueError(
-        f"retrospex weighs responses by their log-probs, and {client.url} ({client.gives.api}) gives none; "
-        "serve the model with memrl_jax.sampling.serve, vLLM or SGLang (config.remote.url)"
-      )
-    yield client
-
-
-def _models(settings: Any) -> list[tuple[Any, str]]:
-  """The models of this process: what makes each, and where that stands in the config."""
-  from memrl_jax.training import learner
-
-  found = [(settings, "config.")] + [(settings.extractor, "config.extractor.")] * settings.extracts
-  if settings.hints and not settings.agent.remote.url:
-    found.append((learner.frozen(settings.agent), "config.agent."))
-  return found
-
-
-def check_devices(settings: Any) -> None:
-  """Whether the devices are here that train and sample each model; ValueError says which are not."""
-  import jax
-
-  from memrl_jax.training import handover, mesh
-
-  for parts, place in _models(settings):
-    try:
-      handover.grid(parts.replicas, mesh.make(parts.mesh), jax.devices())
-    except ValueError as error:
-      said = str(error).replace("config.mesh", f"{place}mesh")
-      raise ValueError(said.replace("config.replicas", f"{place}replicas")) from None
-
-
-def check(settings: Any, *, models: bool = True) -> None:
-  """What a run needs from disk: its `models` and its panel. ValueError says what is wrong with them."""
-  from memrl_jax.envs import panel as panels
-  from memrl_jax.memory import hintbank, transfer
-  from memrl_jax.models import lora, weights
-
-  for parts, place in _models(settings) if models else ():
-    try:
-      directory = parts.model.directory()
-      if parts.lora.rank:
-        lora.check(weights.read_config(directory), parts.lora)
-    except ValueError as error:
-      said = str(error).replace("(config.model", f"({place}model")
-      raise ValueError(said.replace("(config.lora", f"({place}lora")) from None
-  if getattr(settings.method, "bank", ""):
-    read = hintbank.read if settings.hints else transfer.read_entries
-    read(settings.method.bank)
-  panel = panels.load(settings.eval.panel)
-  if panel.env != settings.env.name:
-    raise ValueError(
-      f"panel {panel.name} holds tasks of {panel.env}, and this experiment plays {settings.env.name}; "
-      "choose another (config.eval.panel)"
-    )
-  panels.check_tasks(panel)
-  seeds = getattr(panel, settings.eval.half)
-  if settings.eval.tasks > len(seeds):
-    raise ValueError(
-      f"panel {panel.name} has {len(seeds)} {settings.eval.half} tasks, fewer than "
-      f"{settings.eval.tasks}; lower config.eval.tasks"
-    )
 
 
 def _train(

@@ -15,7 +15,7 @@ import pytest
 
 from experiments import run
 from memrl_jax.envs import panel
-from memrl_jax.training import loop, settings
+from memrl_jax.training import loop, sections
 
 EMPO2 = "--config=experiments/empo2_lab.py:smoke"
 LAMER = "--config=experiments/lamer_darkroom.py:smoke"
@@ -40,7 +40,7 @@ def calls(monkeypatch, tmp_path):
 
   monkeypatch.setattr(loop, "train", train)
   monkeypatch.setattr(loop, "evaluate_checkpoint", evaluate)
-  monkeypatch.setattr(settings.ModelSettings, "directory", lambda self: tmp_path)
+  monkeypatch.setattr(sections.ModelSettings, "directory", lambda self: tmp_path)
   return made
 
 

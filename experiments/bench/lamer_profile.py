@@ -31,7 +31,7 @@ from experiments import base, lamer_sokoban
 from memrl_jax.envs import pool
 from memrl_jax.rollout import pack, policies
 from memrl_jax.sampling import cache, engine
-from memrl_jax.training import loop
+from memrl_jax.training import runs
 
 UPDATES = 3  # after one that compiles
 
@@ -80,7 +80,7 @@ def main() -> None:
   base.override(config, [word.removeprefix("--config.") for word in sys.argv[1:]])
   config.env.isolation = "inline"  # environments in this thread, so that they are timed
   settings = base.settings(config, "lamer_sokoban", "laptop")
-  run, clock = loop.Run(settings), Clock()
+  run, clock = runs.Run(settings), Clock()
   run.warmup()
   for module in (engine, cache):
     clock.programs(module, lambda name: f"model: sampler {name}")

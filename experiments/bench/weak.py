@@ -83,7 +83,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
   from memrl_jax.models import tiny
   from memrl_jax.rollout import collect, credit, pack
   from memrl_jax.sampling import chat
-  from memrl_jax.training import evaluate, hosts, loop, memories
+  from memrl_jax.training import evaluate, hosts, memories, runs
 
   experiment = command.load(arguments.config, [f"train.groups={arguments.groups * hosts.count()}"])
   settings = base.settings(experiment.config, experiment.name, experiment.variant)
@@ -105,7 +105,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
       clock.seconds.clear()
       rng = np.random.default_rng([settings.seed, update])
       with clock.part("plan"):
-        trials = loop.plan(settings, update)
+        trials = runs.plan(settings, update)
         method.plan(trials, rng)
       for trial in trials:  # the same tasks on every process
         trial.seed = update * arguments.groups + trial.group % arguments.groups

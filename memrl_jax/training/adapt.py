@@ -18,7 +18,7 @@ from memrl_jax.envs import pool
 from memrl_jax.methods import empo2
 from memrl_jax.rollout import collect
 from memrl_jax.sampling import remote
-from memrl_jax.training import checkpoint, evaluate, folder, loop, memories, metrics, report
+from memrl_jax.training import checkpoint, evaluate, folder, memories, metrics, report, runs
 from memrl_jax.training import settings as settings_lib
 from memrl_jax.training.settings import Settings
 from memrl_jax.types import Trial
@@ -40,7 +40,7 @@ def adapt(
   """
   shutil.rmtree(run_folder.adapt, ignore_errors=True)
   run_folder.adapt.mkdir()
-  run = loop.Run(settings, client)
+  run = runs.Run(settings, client)
   with (
     checkpoint.Checkpoints(
       run_folder.checkpoints, keep=settings.train.keep, keep_every=None

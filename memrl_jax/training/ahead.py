@@ -31,7 +31,7 @@ from memrl_jax.models.config import DecoderConfig
 from memrl_jax.rollout import pack
 from memrl_jax.sampling import programs
 from memrl_jax.sampling.requests import EngineConfig
-from memrl_jax.training import handover, mesh, precision, roofline, step
+from memrl_jax.training import handover, mesh, precision, roofline, sections, step
 from memrl_jax.training import settings as settings_lib
 
 HERE = "here"  # the topology of the devices of this process
@@ -157,7 +157,7 @@ def model(settings: settings_lib.Settings, made: Mesh, sampler: tuple[Mesh, int]
     step.optimiser(settings.optim, settings.train.updates * settings.train.minibatches),
     made,
     max_tokens=settings.pack.response,
-    remat=settings_lib.REMAT[settings.model.remat],
+    remat=sections.REMAT[settings.model.remat],
     compute=settings.model.compute,
     update=settings.optim.update,
     layout=settings.mesh,

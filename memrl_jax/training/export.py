@@ -6,7 +6,7 @@ import pathlib
 import shutil
 
 from memrl_jax.models import tiny, weights
-from memrl_jax.training import checkpoint, folder, learner, loop
+from memrl_jax.training import checkpoint, folder, learner, runs
 from memrl_jax.training.settings import Settings
 
 
@@ -18,7 +18,7 @@ def export_checkpoint(
   So is the extractor, in a directory beside it. The tokenizer goes along, so that transformers, a server
   or config.model.checkpoint reads it back.
   """
-  run = loop.Run(settings)
+  run = runs.Run(settings)
   with checkpoint.Checkpoints(
     run_folder.checkpoints, keep=settings.train.keep, keep_every=None
   ) as saved:

@@ -32,7 +32,7 @@ from memrl_jax.sampling import engine
 from memrl_jax.types import Trial
 
 if TYPE_CHECKING:
-  from memrl_jax.training import loop
+  from memrl_jax.training import runs
 
 
 class Kept:
@@ -79,7 +79,7 @@ class Rollouts:
   Use it as a context manager: nothing is under way behind it.
   """
 
-  def __init__(self, run: loop.Run, envs: pool.EnvPool, start: int):
+  def __init__(self, run: runs.Run, envs: pool.EnvPool, start: int):
     self._run, self._envs, self._next = run, envs, start
     self._lag = run.settings.train.max_lag
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "rollouts") if self._lag else None

@@ -18,8 +18,7 @@ import numpy as np
 from memrl_jax.models import lora, weights
 from memrl_jax.rollout import pack, policies
 from memrl_jax.sampling import engine, remote, replicas, requests
-from memrl_jax.training import handover, hosts, mesh, objective, precision
-from memrl_jax.training import settings as settings_lib
+from memrl_jax.training import handover, hosts, mesh, objective, precision, sections
 from memrl_jax.training import step as steps
 from memrl_jax.types import Turn
 
@@ -27,7 +26,7 @@ from memrl_jax.types import Turn
 class Parts(Protocol):
   """The sections of the settings that make a model."""
 
-  model: settings_lib.ModelSettings
+  model: sections.ModelSettings
   lora: lora.LoraConfig
   engine: engine.EngineConfig
   loss: objective.LossConfig
@@ -41,7 +40,7 @@ class Parts(Protocol):
 class Frozen:
   """The `Parts` of a model that is never trained."""
 
-  model: settings_lib.ModelSettings
+  model: sections.ModelSettings
   engine: engine.EngineConfig
   mesh: mesh.MeshConfig
   replicas: handover.ReplicaConfig
@@ -51,7 +50,7 @@ class Frozen:
   pack: pack.PackConfig = dataclasses.field(default_factory=pack.PackConfig)
 
 
-def frozen(agent: settings_lib.AgentSettings) -> Frozen:
+def frozen(agent: sections.AgentSettings) -> Frozen:
   """The `Parts` of a frozen agent."""
   return Frozen(agent.model, agent.engine, agent.mesh, agent.replicas)
 
@@ -100,7 +99,7 @@ class Learner:
       steps.optimiser(parts.optim, total, first or (0, 0.0)),
       self.mesh,
       max_tokens=parts.pack.response,
-      remat=settings_lib.REMAT[parts.model.remat],
+      remat=sections.REMAT[parts.model.remat],
       keep=keep,
       compute=parts.model.compute,
       update=parts.optim.update,

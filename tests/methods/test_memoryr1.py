@@ -12,7 +12,7 @@ from memrl_jax.memory.records import Add
 from memrl_jax.methods import memoryr1
 from memrl_jax.methods.memoryr1_config import MemoryR1Config
 from memrl_jax.rollout import collect, policies
-from memrl_jax.training import loop
+from memrl_jax.training import runs
 from memrl_jax.types import Attempt, Recall, Sample, Story, Trial, Turn
 
 OPTIONS = hints.Options(reported=0)
@@ -177,7 +177,7 @@ def test_it_learns_the_operation_that_pays():
   taught, updates = 20, 28
   words = [f"method.teach={taught}", "method.teach_rate=1e-3", f"train.updates={updates}"]
   made = run.load("experiments/memoryr1_hints.py:smoke", [*words, "env.isolation=inline"])
-  whole = loop.Run(base.settings(made.config))
+  whole = runs.Run(base.settings(made.config))
   envs = pool.EnvPool(whole.family, whole.settings.env.options, isolation="inline")
   chances = []  # of each operation, by update
   for update in range(updates):

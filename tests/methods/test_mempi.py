@@ -14,7 +14,7 @@ from memrl_jax.memory import embed, hintbank
 from memrl_jax.methods import mempi
 from memrl_jax.methods.mempi_config import MempiConfig
 from memrl_jax.rollout import collect, lessons, policies
-from memrl_jax.training import loop
+from memrl_jax.training import runs
 from memrl_jax.types import Attempt, Memo, Recall, Sample, Story, Trial, Turn
 
 
@@ -23,7 +23,7 @@ def run():
   made = command.load(
     "experiments/mempi_hints.py:smoke", ["train.groups=3", "env.isolation=inline", "method.show=2"]
   )
-  run = loop.Run(base.settings(made.config))
+  run = runs.Run(base.settings(made.config))
   yield run
   run.close()
 
@@ -78,7 +78,7 @@ def test_forced_decisions_have_the_log_probs_of_the_weights(run, trials):
 
 def test_an_agent_that_is_given_nothing_reads_the_prompts_of_one_without_memory(run, envs, trials):
   def played(program, mode):
-    (one,) = loop.plan(run.settings, run.method.anchors)[:1]
+    (one,) = runs.plan(run.settings, run.method.anchors)[:1]
     one.mode = mode
     policy, advisor = run._route(run.settings.sampling)
     collect.collect(

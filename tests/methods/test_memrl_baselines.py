@@ -9,7 +9,7 @@ from memrl_jax.memory import embed, episodic_prompt
 from memrl_jax.memory.episodic import Episode
 from memrl_jax.methods import memrl
 from memrl_jax.rollout import collect, policies
-from memrl_jax.training import loop, memories
+from memrl_jax.training import memories, runs
 
 FACT = '<answer>[{"op":"add","experience":"the sky is blue"}]</answer>'
 # What of a baseline only a model can do that reads sentences: the tiny one of the lab cannot.
@@ -45,7 +45,7 @@ class Played:
       self.asked.append((request.phase, trial.seed))
       return answer(trial, request)
 
-    trials = loop.plan(self.settings, update)
+    trials = runs.plan(self.settings, update)
     self.method.plan(trials, None)
     who, options = policies.TextPolicy(said), self.settings.env.options
     envs = pool.EnvPool(self.family, options, isolation="inline")
@@ -109,7 +109,7 @@ def solving(right):
 @pytest.mark.parametrize("name", ["Pass@k", "Reflexion"])
 def test_a_solved_task_costs_nothing_more_and_counts_as_solved(name):
   played = Played("hle", frozen.BASELINES[name])
-  seeds = {one.seed for update in range(2) for one in loop.plan(played.settings, update)}
+  seeds = {one.seed for update in range(2) for one in runs.plan(played.settings, update)}
   easy = min(seeds)
   first, _ = played.round(0, solving(lambda trial: trial.seed == easy))
   played.asked.clear()
@@ -144,7 +144,7 @@ def test_reflexion_shows_the_last_attempt_at_this_very_task_and_no_other():
 def judged(answers, overrides=("method.judges=both",)):
   """One task with a good and a bad memory of it in the bank, judged as `answers` say, by number."""
   played = Played("hle", (*overrides, "train.groups=1"))
-  task = loop.plan(played.settings, 0)[0]
+  task = runs.plan(played.settings, 0)[0]
   query = memrl_query(played, task.seed)
   played.memory.memory.remember(
     "hle",

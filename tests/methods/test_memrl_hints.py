@@ -9,7 +9,7 @@ from experiments import base
 from experiments import run as command
 from memrl_jax.envs import hints_world, pool
 from memrl_jax.memory.episodic import Episode, Feedback
-from memrl_jax.training import loop
+from memrl_jax.training import runs
 
 UPDATES = 12
 
@@ -22,7 +22,7 @@ def started(*overrides, seed=0):
     [f"seed={seed}", "method.writes=false", "episodic.k2=1", "env.reported=0", "env.isolation=inline",
      "train.tasks=48", "train.groups=24", *overrides],
   )  # fmt: skip
-  run = loop.Run(base.settings(made.config))
+  run = runs.Run(base.settings(made.config))
   memory = run.method.memory.memory
   for number, kin in enumerate(hints_world.town(run.settings.env.options.town)):
     tool, digit = kin.procedure

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from experiments import run
-from memrl_jax.training import loop, metrics
+from memrl_jax.training import metrics, runs
 from tests.sampling.tiny_engine import settings
 from tests.training.test_remote_loop import ids_of
 
@@ -60,7 +60,7 @@ def test_a_run_outlives_one_server_and_is_resumed_after_the_last(tmp_path, monke
   assert run.main(flags(here)) == 0
   with servers() as three:
     (first, one), (second, other), (_, spare) = three
-    learn = loop.Run.learn
+    learn = runs.Run.learn
 
     def killing(self, update, trials):
       for process in {1: [first], 3: [second]}.get(update, []):
@@ -70,7 +70,7 @@ def test_a_run_outlives_one_server_and_is_resumed_after_the_last(tmp_path, monke
 
     quick = ["--config.remote.retries=1", f"--config.remote.weights={tmp_path / 'weights'}"]
     with monkeypatch.context() as patch:
-      patch.setattr(loop.Run, "learn", killing)
+      patch.setattr(runs.Run, "learn", killing)
       assert run.main(flags(away, f"--config.remote.url={one},{other}", *quick)) == 3
     manifest = (away / "manifest.json").read_text()
     assert "no server took new weights: no server answers at" in manifest or "is left" in manifest

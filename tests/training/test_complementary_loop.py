@@ -10,7 +10,7 @@ import pytest
 from experiments import base, complementary_rooms
 from memrl_jax.memory import transfer
 from memrl_jax.memory.store import Store
-from memrl_jax.training import extractor, folder, learner, loop, metrics
+from memrl_jax.training import extractor, folder, learner, loop, metrics, runs
 
 
 def config(**changes):
@@ -192,7 +192,7 @@ def test_settings_that_do_not_fit_are_one_sentence(changes, sentence):
 def test_nothing_is_compiled_after_the_first_updates():
   from memrl_jax.envs import pool
 
-  run_ = loop.Run(base.settings(config(), "complementary_rooms", "smoke"))
+  run_ = runs.Run(base.settings(config(), "complementary_rooms", "smoke"))
   run_.warmup()
   counts = []
   with pool.EnvPool(run_.family, run_.settings.env.options) as envs:

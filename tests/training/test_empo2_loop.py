@@ -10,7 +10,7 @@ from experiments import base, empo2_lab
 from experiments import run as command
 from memrl_jax.memory import transfer
 from memrl_jax.memory.store import Store
-from memrl_jax.training import checkpoint, evaluate, folder, loop, memories, metrics
+from memrl_jax.training import checkpoint, evaluate, folder, loop, memories, metrics, runs
 from memrl_jax.types import Trial
 from tests.rollout import trials as make
 
@@ -90,7 +90,7 @@ def test_tips_are_written_read_and_trained_away(whole):
 
 def test_nothing_compiles_after_every_mode_was_seen(tmp_path):
   made = base.settings(config(), "empo2_lab", "smoke")
-  run = loop.Run(made)
+  run = runs.Run(made)
   run.warmup()
   from memrl_jax.envs import pool
 
@@ -157,7 +157,7 @@ def test_an_action_repeated_in_the_same_state_of_an_attempt_is_counted():
 
 def test_the_policy_embedder_is_named_by_the_weights_it_reads():
   made = base.settings(config(**{"memory.embedder": "policy"}), "empo2_lab", "smoke")
-  run = loop.Run(made)
+  run = runs.Run(made)
   first = run.embedder
   vectors = first.embed(["goal lamp", "at hall chest", "goal lamp"])
   assert vectors.shape == (3, run.actor.cfg.dim) and np.allclose(np.linalg.norm(vectors, axis=1), 1)

@@ -17,7 +17,7 @@ from experiments import base, empo2_lab, reflexion_darkroom
 from memrl_jax.envs import pool
 from memrl_jax.ops import ratios
 from memrl_jax.sampling import engine
-from memrl_jax.training import checkpoint, lagged, loop, metrics, objective
+from memrl_jax.training import checkpoint, lagged, metrics, objective, runs
 from tests.training import test_loop
 
 UPDATES = 4
@@ -41,7 +41,7 @@ def records(trials):
 
 @functools.cache
 def like():
-  made = loop.Run(settings())
+  made = runs.Run(settings())
   return made.actor.saved() | {"behind": made.kept.like(made.actor.trained)}
 
 
@@ -60,7 +60,7 @@ def whole(tmp_path_factory):
 
 def test_the_thread_samples_what_one_thread_does_with_weights_that_old(whole):
   """The reference keeps every weight and takes turns: W0, W0, W0, W1."""
-  serial = loop.Run(settings())
+  serial = runs.Run(settings())
   serial.warmup()
   kept, programs = [], 0
   with pool.EnvPool(serial.family, serial.settings.env.options) as envs:
@@ -93,14 +93,14 @@ class Killed(Exception):
 
 def stopping(monkeypatch, after, act):
   """`act` happens while update `after` + 1 is trained, with rollouts under way."""
-  learn = loop.Run.learn
+  learn = runs.Run.learn
 
   def acting(self, update, trials):
     if update == after:
       act()
     return learn(self, update, trials)
 
-  monkeypatch.setattr(loop.Run, "learn", acting)
+  monkeypatch.setattr(runs.Run, "learn", acting)
 
 
 def kill():
@@ -115,8 +115,8 @@ def test_stopped_in_the_middle_and_resumed_equals_uninterrupted(whole, tmp_path,
   monkeypatch.setattr(pool.EnvPool, "release", lambda s, h: (released.append(h), release(s, h)))
   path, often, saves = tmp_path / "run", {"train.checkpoint_every": 1}, []
   with monkeypatch.context() as patch:
-    save = loop.Run.save
-    patch.setattr(loop.Run, "save", lambda *a: (saves.append(a[-1]), save(*a)))
+    save = runs.Run.save
+    patch.setattr(runs.Run, "save", lambda *a: (saves.append(a[-1]), save(*a)))
     stopping(patch, 0, lambda: os.kill(os.getpid(), signal.SIGTERM))
     _, status = run(path, **often)
     assert "SIGTERM after update 1" in status and saves == [1]
@@ -169,7 +169,7 @@ def test_an_error_of_a_rollout_comes_out_of_the_run(tmp_path, monkeypatch):
   def broken(self, update, *rest):
     raise Killed(f"update {update}")
 
-  monkeypatch.setattr(loop.Run, "rollout", broken)
+  monkeypatch.setattr(runs.Run, "rollout", broken)
   with pytest.raises(Killed, match="update 0"):
     run(tmp_path / "run")
 

@@ -14,7 +14,7 @@ import pytest
 
 from experiments import base, lamer_darkroom
 from memrl_jax.envs import darkroom
-from memrl_jax.training import checkpoint, evaluate, folder, loop, metrics
+from memrl_jax.training import checkpoint, evaluate, folder, loop, metrics, runs
 
 ROOT = pathlib.Path(__file__).parents[2]
 UPDATES = 4
@@ -72,7 +72,7 @@ def test_every_sampled_token_of_the_rollouts_was_recorded_with_its_log_prob(whol
 
 def arrays(place):
   settings = base.settings(config(), "lamer_darkroom", "smoke")
-  like = loop.Run(settings).actor.saved()
+  like = runs.Run(settings).actor.saved()
   with checkpoint.Checkpoints(place.checkpoints, keep=9, keep_every=None) as saved:
     step, found, host = saved.restore(None, like)
   import jax
@@ -196,7 +196,7 @@ def test_nothing_is_compiled_after_the_first_update():
   from memrl_jax.envs import pool
   from memrl_jax.sampling import engine
 
-  run_ = loop.Run(base.settings(config(), "lamer_darkroom", "smoke"))
+  run_ = runs.Run(base.settings(config(), "lamer_darkroom", "smoke"))
   run_.warmup()
   compiled = engine.compiled()
   with pool.EnvPool(run_.family, run_.settings.env.options) as envs:
