@@ -136,7 +136,7 @@ def check(settings: Settings) -> None:
   if _job is None:
     return
   name, chips = settings.method_name, jax.device_count()
-  if name == "complementary" or settings.hints:
+  if name == "complementary":
     raise ValueError(
       f"{name} asks a second model, which is in one process only; run it without --hosts, or change "
       "config.method.name"

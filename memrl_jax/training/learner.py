@@ -75,19 +75,22 @@ class Learner:
     keep: bool = False,
     client: remote.Client | None = None,
     first: tuple[int, float] | None = None,
+    devices: Sequence[jax.Device] | None = None,
   ):
     """`total`: optimiser steps, for the schedule. `keep`: an old `state` stays readable after an update.
 
     first: it is taught in so many steps, with a rate of their own, and anchored before the others.
+    devices: those that `parts.mesh` and `parts.replicas` count; None: all of all hosts.
     """
     self.parts, self.frozen, self.client, self._anchors = parts, frozen, client, first is not None
     self._pushed: Any = None  # the params that the server has
-    self.mesh = mesh.make(parts.mesh)
+    there = jax.devices() if devices is None else devices
+    self.mesh = mesh.make(parts.mesh, there)
     place = mesh.placement(self.mesh, parts.mesh.table)
     folder, dtype = parts.model.directory(), parts.model.dtype
     self.cfg, initial = weights.load_directory(folder, dtype=dtype, place=place)
     self.chat = parts.model.chat()
-    played = handover.grid(parts.replicas, self.mesh, jax.devices())
+    played = handover.grid(parts.replicas, self.mesh, there)
     self._handover = handover.Handover(parts.replicas, played)
     self.engine = None if client else self.sampler(initial)
     start, adapted = initial, {}
@@ -113,7 +116,9 @@ class Learner:
       value = steps.init_critic(initial, self.cfg) if critic else None
       self.state = self.trainer.init(start, value)
       self._initial = self._stored(initial)
-      self.start = self._stored(start) if parts.lora.rank else self._initial
+      self.start = self._initial
+      if parts.lora.rank:
+        self.start = self._stored(mesh.place_params(self.mesh, start, parts.mesh.table))
 
   def _adapt(self, initial: Any, seed: int) -> tuple[Any, Any, dict[str, Any]]:
     """The weights that adapters start from, the adapters, and what the trainer needs to train them only."""
@@ -224,8 +229,14 @@ class Learner:
   def study(
     self, rows: Sequence[Turn], minibatches: int, rng: np.random.Generator
   ) -> dict[str, float]:
-    """`learn` on rows to imitate, which nothing holds back: the KL term is to the weights of now."""
-    self.rescore(rows)
+    """`learn` on rows to imitate, which nothing holds back: the KL term is to the weights of now.
+
+    Every host has all rows, and trains on its share of them.
+    """
+    share = hosts.share(len(rows))
+    for number, row in enumerate(rows):
+      row.here = number in share
+    self._score(rows)
     reference = self.state.params["policy"]
     self.state, numbers = self.advanced(self.state, rows, minibatches, rng, reference)
     return numbers
@@ -235,7 +246,15 @@ class Learner:
     self.start = self._stored(jax.tree.map(jnp.array, self.state.params["policy"]))
 
   def rescore(self, turns: Sequence[Turn]) -> None:
-    """Sets the behaviour log-probs of turns: those of the weights of now."""
+    """Sets the behaviour log-probs of turns, on every host those of all: those of the weights of now."""
+    self._score(turns)
+    own = [turn.sample.logps for turn in _here(turns)]
+    told = hosts.gather(own, "the log-probs of forced answers")
+    for turn, logps in zip(turns, told, strict=True):
+      turn.sample = turn.sample._replace(logps=logps)
+
+  def _score(self, turns: Sequence[Turn]) -> None:
+    """`rescore` of the turns that are here."""
     (packed,) = self._packed([turns])
     scores = self._rows(self.trainer.score(self.state.params["policy"], packed.batches))
     for turn, (m, b, s) in zip(_here(turns), packed.places, strict=True):

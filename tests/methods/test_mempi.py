@@ -1,8 +1,11 @@
 """Mem-pi: who is asked what, which rows are paid how, and that silence leaves no trace."""
 
+import concurrent.futures
 import contextlib
+import copy
 import dataclasses
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from memrl_jax.memory import embed, hintbank
 from memrl_jax.methods import mempi
 from memrl_jax.methods.mempi_config import MempiConfig
 from memrl_jax.rollout import collect, lessons, policies
-from memrl_jax.training import runs
+from memrl_jax.training import hosts, runs
 from memrl_jax.types import Attempt, Memo, Recall, Sample, Story, Trial, Turn
 
 
@@ -74,6 +77,67 @@ def test_forced_decisions_have_the_log_probs_of_the_weights(run, trials):
     )
     run.actor.rescore(row)
     np.testing.assert_allclose(row[0].sample.logps.sum(), logps[mode], atol=1e-5)
+
+
+def on_two_hosts(monkeypatch, work):
+  """What `work()` gives on each of two hosts, which are threads of this process."""
+  me, said, met = threading.local(), {}, threading.Barrier(2)
+
+  class Job:
+    count = 2
+    index = property(lambda self: me.index)
+
+  def gather(own, what):
+    said[me.index] = list(own)
+    met.wait(60)
+    both = [*said[0], *said[1]]
+    met.wait(60)
+    return both
+
+  def on(host):
+    me.index = host
+    return work()
+
+  with monkeypatch.context() as patch, concurrent.futures.ThreadPoolExecutor(2) as threads:
+    patch.setattr(hosts, "gather", gather)
+    patch.setattr(hosts, "_job", Job())
+    return list(threads.map(on, range(2)))
+
+
+def test_two_hosts_that_each_have_half_of_the_trials_pay_as_one_that_has_all(
+  run, trials, monkeypatch
+):
+  def paid():
+    played = hosts.exchange(copy.deepcopy(trials), "the trials")
+    asides = [turn for one in played for turn in mempi._asides(one)]
+    run.actor.rescore([turn for turn in asides if not turn.sampled])
+    return [turn.here for turn in asides], run.method.credit(played), [t.advantage for t in asides]
+
+  (here, numbers, advantages), (there, *others) = on_two_hosts(monkeypatch, paid)
+  assert np.logical_xor(here, there).all() and 0 < sum(here) < len(here)
+  assert [numbers, advantages] == others  # to the last bit, or the hosts would part
+  run.method.credit(alone := copy.deepcopy(trials))
+  asides = [turn for one in alone for turn in mempi._asides(one)]
+  found = [turn.advantage is not None for turn in asides]
+  assert any(found) and found == [one is not None for one in advantages]
+  for turn, advantage in zip(asides, advantages, strict=True):
+    np.testing.assert_allclose(turn.advantage or 0.0, advantage or 0.0, atol=1e-6)
+
+
+def test_every_row_of_stage_1_is_scored_and_trained_on_one_of_two_hosts(run, monkeypatch):
+  monkeypatch.setattr(run.actor, "advanced", lambda state, *rest: (state, {}))
+
+  def imitated():
+    hints = [hint(f"goal {number}", "gold key") for number in range(5)]
+    made = list(told(run, hints).values())
+    rows = lessons.rows(made, run.actor.chat, run.method.terms)
+    run.actor.study(rows, 1, np.random.default_rng(0))
+    scored = [bool(np.isfinite(row.sample.logps).all()) for row in rows]
+    assert scored == [row.here for row in rows]
+    return scored
+
+  first, second = on_two_hosts(monkeypatch, imitated)
+  assert np.logical_xor(first, second).all() and abs(sum(first) - sum(second)) <= 1
 
 
 def test_an_agent_that_is_given_nothing_reads_the_prompts_of_one_without_memory(run, envs, trials):

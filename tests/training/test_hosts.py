@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from experiments import base, lamer_darkroom, mempi_hints, run
+from experiments import base, complementary_rooms, lamer_darkroom, run
 from memrl_jax.memory import embed, episodic
 from memrl_jax.methods import memrl
 from memrl_jax.rollout import credit, pack
@@ -170,8 +170,8 @@ def test_devices_that_do_not_serve_every_host_are_refused(monkeypatch, change, s
 
 def test_a_second_model_is_refused(monkeypatch):
   as_host(monkeypatch, 0, 2)
-  with pytest.raises(ValueError, match="mempi asks a second model"):
-    hosts.check(base.settings(mempi_hints.get_config("smoke"), "x", "smoke"))
+  with pytest.raises(ValueError, match="complementary asks a second model"):
+    hosts.check(base.settings(complementary_rooms.get_config("smoke"), "x", "smoke"))
 
 
 @pytest.mark.parametrize(
@@ -219,6 +219,8 @@ def talk():
   assert placed.shape == (4, 3) and not placed.is_fully_addressable
   double = jax.jit(lambda x: 2 * x)(placed)
   assert mesh.rows(grid, double).tolist() == (2 * own).tolist()
+  count = mesh.place_params(grid, {"count": jax.numpy.zeros((), int)})["count"]  # of an optimiser that has not begun
+  assert [int(shard.data) for shard in count.addressable_shards] == [0]
   whole = mesh.local({"w": double})["w"]
   assert np.asarray(whole).tolist() == [[0, 2, 4], [6, 8, 10], [20, 22, 24], [26, 28, 30]]
 

@@ -14,6 +14,7 @@ import pytest
 
 from memrl_jax.memory import reader
 from memrl_jax.training import hosts, metrics
+from tests.training import test_mempi_loop
 
 ROOT = pathlib.Path(hosts.__file__).parents[2]
 UPDATES = 4
@@ -85,15 +86,30 @@ def newest(path):
   return max(int(one.name) for one in (path / "checkpoints").iterdir() if one.name.isdigit())
 
 
+# Mem-pi gathers, imitates, and has adapted once when it dies, so the weights of stage 1 come from a checkpoint.
+MEMPI = ["--config.method.distil=1", "--config.method.gate=off"]
+MANAGER = ["--config.method.teach=1", "--config.lora.rank=4"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "victim"), [("lamer_darkroom", 1), ("empo2_lab", 0)])
-def test_killed_stopped_and_moved_to_one_host_it_is_the_run_of_one_host(config, victim, tmp_path):
+@pytest.mark.parametrize(
+  ("config", "victim", "after", "more"),
+  [
+    ("lamer_darkroom", 1, 2, []),
+    ("empo2_lab", 0, 2, []),
+    ("mempi_lab", 1, 3, MEMPI),
+    ("memoryr1_hints", 0, 2, MANAGER),
+  ],
+)
+def test_killed_stopped_and_moved_to_one_host_it_is_the_run_of_one_host(
+  config, victim, after, more, tmp_path
+):
   one, two = tmp_path / "one", tmp_path / "two"
-  codes, _, errors = ended(start(config, one, 1))
+  codes, _, errors = ended(start(config, one, 1, *more))
   assert codes == [0], errors
 
-  killed = start(config, two, 2)
-  wait_for(two, 2, killed)
+  killed = start(config, two, 2, *more)
+  wait_for(two, after, killed)
   killed[victim].kill()
   began = time.monotonic()
   codes, _, errors = ended(killed)
@@ -105,8 +121,13 @@ def test_killed_stopped_and_moved_to_one_host_it_is_the_run_of_one_host(config, 
   if config == "empo2_lab":  # with a memory, of which the second host takes a copy
     resumed_and_stopped(config, two)
 
-  codes, _, errors = ended(start(config, two, 1, "--resume"))
-  assert codes == [0], errors
+  if config == "mempi_lab":  # on two hosts again, whose agent one server is
+    with test_mempi_loop.served() as server:
+      agent = f"--config.agent.remote.url={server.url}"
+      codes, _, errors = ended(start(config, two, 2, *more, agent, "--resume"))
+  else:
+    codes, _, errors = ended(start(config, two, 1, *more, "--resume"))
+  assert not any(codes), errors
   assert_same_run(one, two)
   assert (two / "report.html").is_file()
   if (one / "memory").is_dir():
