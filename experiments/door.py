@@ -82,11 +82,14 @@ def _models(settings: Settings) -> list[tuple[Any, str]]:
 def check_devices(settings: Settings) -> None:
   """Whether the devices are here that train and sample each model; ValueError says which are not."""
   for parts, place in _models(settings):
+    there = learner.devices(parts)
     try:
-      handover.grid(parts.replicas, mesh.make(parts.mesh), jax.devices())
+      handover.grid(parts.replicas, mesh.make(parts.mesh, there), there)
     except ValueError as error:
       said = str(error).replace("config.mesh", f"{place}mesh")
-      raise ValueError(said.replace("config.replicas", f"{place}replicas")) from None
+      said = said.replace("config.replicas", f"{place}replicas")
+      own = len(there) < jax.device_count()
+      raise ValueError(said + own * " (each host has the agent on devices of its own)") from None
 
 
 def check(settings: Settings, *, models: bool = True) -> None:

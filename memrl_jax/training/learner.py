@@ -55,6 +55,11 @@ def frozen(agent: sections.AgentSettings) -> Frozen:
   return Frozen(agent.model, agent.engine, agent.mesh, agent.replicas)
 
 
+def devices(parts: Parts) -> list[jax.Device]:
+  """Those that its mesh and its replicas count: of all hosts, or of this one, for an agent is on each host."""
+  return jax.local_devices() if isinstance(parts, Frozen) else jax.devices()
+
+
 class Learner:
   """A model and how it is trained; `state` is what training changes.
 
@@ -75,16 +80,14 @@ class Learner:
     keep: bool = False,
     client: remote.Client | None = None,
     first: tuple[int, float] | None = None,
-    devices: Sequence[jax.Device] | None = None,
   ):
     """`total`: optimiser steps, for the schedule. `keep`: an old `state` stays readable after an update.
 
     first: it is taught in so many steps, with a rate of their own, and anchored before the others.
-    devices: those that `parts.mesh` and `parts.replicas` count; None: all of all hosts.
     """
     self.parts, self.frozen, self.client, self._anchors = parts, frozen, client, first is not None
     self._pushed: Any = None  # the params that the server has
-    there = jax.devices() if devices is None else devices
+    there = devices(parts)
     self.mesh = mesh.make(parts.mesh, there)
     place = mesh.placement(self.mesh, parts.mesh.table)
     folder, dtype = parts.model.directory(), parts.model.dtype

@@ -76,7 +76,8 @@ def train(
             with hosts.during(done + 1):
               status, done = _update(run, log, rollouts, done, progress)
           else:
-            status, done = _study(run, log, done, told, progress)
+            with hosts.during(done + 1):
+              status, done = _study(run, log, done, told, progress)
           if status != "finished":
             if done and done != saved.latest():
               run.save(saved, done)

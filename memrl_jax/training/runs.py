@@ -123,10 +123,22 @@ class Run:
     self.actor.sync()  # before the engine warms up: placement is part of what is compiled
 
   def _agent(self) -> learner.Learner | learner.Served:
+    """The same on every host: a model of its own on each, or a server that all ask."""
     agent = self.settings.agent
+    made: learner.Learner | learner.Served
     if agent.remote.url:
-      return learner.Served(agent, self._doors.enter_context(fleet.connect(agent.remote)))
-    return learner.Learner(learner.frozen(agent), seed=self.settings.seed, total=0, frozen=True)
+      client = self._doors.enter_context(fleet.connect(agent.remote))
+      made, which = learner.Served(agent, client), client.gives
+    else:
+      parts = learner.frozen(agent)
+      made = learner.Learner(parts, seed=self.settings.seed, total=0, frozen=True)
+      which = weights.fingerprint(made.initial)
+    if odd := hosts.differing(hosts.gather([which], "the agents of the others")):
+      raise ValueError(
+        f"the agent of hosts {odd} is another than that of host 0; let config.agent name the same weights, or the "
+        "same model on a server, on all of them"
+      )
+    return made
 
   def _route(self, sampling: policies.SamplingConfig, trained: Any = None) -> tuple[Any, Any]:
     """(who plays, who is asked for advice), with the weights of now (or `trained`); both start afresh."""

@@ -306,7 +306,7 @@ class AgentSettings:
   """The frozen agent that a memory policy writes for: a model of this process, or one behind `remote.url`.
 
   sampling is the agent's in training and in evaluations; reflect_tokens is the budget of a hint that it writes
-  for the bank.
+  for the bank. mesh and replicas count the devices of one host: of several, each has the agent whole.
   """
 
   model: ModelSettings = dataclasses.field(default_factory=lambda: ModelSettings(""))

@@ -10,14 +10,15 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
-from experiments import base, complementary_rooms, lamer_darkroom, run
+from experiments import base, complementary_rooms, door, lamer_darkroom, mempi_hints, run
 from memrl_jax.memory import embed, episodic
 from memrl_jax.methods import memrl
 from memrl_jax.rollout import credit, pack
-from memrl_jax.training import evaluate, folder, hosts, loop, metrics
+from memrl_jax.training import evaluate, folder, hosts, learner, loop, metrics, runs
 from memrl_jax.types import Recall
 from tests.rollout import trials as make
 
@@ -172,6 +173,34 @@ def test_a_second_model_is_refused(monkeypatch):
   as_host(monkeypatch, 0, 2)
   with pytest.raises(ValueError, match="complementary asks a second model"):
     hosts.check(base.settings(complementary_rooms.get_config("smoke"), "x", "smoke"))
+
+
+def test_an_agent_is_on_every_host_and_its_mesh_counts_the_devices_of_one(monkeypatch):
+  as_host(monkeypatch, 0, 2)
+  own = jax.devices()[:4]
+  monkeypatch.setattr(jax, "local_devices", lambda: own)
+  config = mempi_hints.get_config("smoke")
+
+  def settings(*overrides):
+    base.override(config, ["mesh.data=-1", "pack.sequences=8", *overrides])
+    return base.settings(config, "x", "smoke")
+
+  fits = settings("agent.mesh.data=-1")
+  door.check_devices(fits)
+  hosts.check(fits)
+  assert learner.devices(learner.frozen(fits.agent)) == own
+  assert learner.devices(fits) == jax.devices()
+  with pytest.raises(
+    ValueError, match=r"needs 8 devices and 4 .*config.agent.mesh \(each host has"
+  ):
+    door.check_devices(settings("agent.mesh.data=8"))
+
+
+def test_hosts_with_different_agents_are_refused(monkeypatch):
+  settings = base.settings(mempi_hints.get_config("smoke"), "x", "smoke")
+  monkeypatch.setattr(hosts, "gather", lambda own, what: [*own, *own, "another"])
+  with pytest.raises(ValueError, match=r"the agent of hosts \[2\] is another than that of host 0"):
+    runs.Run(settings)
 
 
 @pytest.mark.parametrize(
