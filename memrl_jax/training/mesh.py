@@ -180,7 +180,7 @@ def tokens(mesh: Mesh) -> NamedSharding:
 def _put(leaf: Any, where: NamedSharding) -> Any:
   if isinstance(leaf, jax.ShapeDtypeStruct):
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
-  if where.mesh.is_multi_process and leaf.is_fully_addressable:
+  if where.mesh.is_multi_process and isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
     # What every host has by itself, as a counter; device_put would make of it what no checkpoint can read.
     own = np.asarray(leaf)
     return jax.make_array_from_callback(leaf.shape, where, lambda index: own[index])

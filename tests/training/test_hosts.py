@@ -176,18 +176,16 @@ def test_a_second_model_is_refused(monkeypatch):
 
 
 def test_an_agent_is_on_every_host_and_its_mesh_counts_the_devices_of_one(monkeypatch):
-  as_host(monkeypatch, 0, 2)
   own = jax.devices()[:4]
   monkeypatch.setattr(jax, "local_devices", lambda: own)
   config = mempi_hints.get_config("smoke")
 
   def settings(*overrides):
-    base.override(config, ["mesh.data=-1", "pack.sequences=8", *overrides])
+    base.override(config, overrides)
     return base.settings(config, "x", "smoke")
 
   fits = settings("agent.mesh.data=-1")
   door.check_devices(fits)
-  hosts.check(fits)
   assert learner.devices(learner.frozen(fits.agent)) == own
   assert learner.devices(fits) == jax.devices()
   with pytest.raises(
