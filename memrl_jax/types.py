@@ -107,7 +107,7 @@ class Turn:
   reads: tuple[tuple[int, int], ...] = ()  # (entry, version) of the memories that were read for it
   trained: bool = True
   sampled: bool = True  # False: the answer was put into the policy's mouth
-  here: bool = True  # False: another host sampled it, and has its prompt and log-probs
+  here: bool = True  # False: another host has its prompt and log-probs, and trains on it
   plain: list[Message] | None = None  # the prompt without memories, where training is to see that
   plain_ids: np.ndarray | None = None  # its ids; None: trained on the prompt it was sampled from
   intrinsic: float = 0.0  # novelty reward, beside `reward`
