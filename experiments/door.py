@@ -15,8 +15,8 @@ from memrl_jax import methods
 from memrl_jax.envs import panel as panels
 from memrl_jax.memory import hintbank, transfer
 from memrl_jax.models import lora, weights
-from memrl_jax.sampling import fleet, remote
-from memrl_jax.training import folder, handover, hosts, learner, mesh
+from memrl_jax.sampling import remote
+from memrl_jax.training import folder, handover, hosts, learner, mesh, servers
 from memrl_jax.training.settings import Settings
 
 
@@ -46,8 +46,8 @@ def check_hosts(settings: Settings, record: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def connected(settings: Settings, trains: bool) -> Iterator[remote.Client]:
-  """The server of config.remote.url, which can do what this run wants of it; else ValueError, OSError."""
-  with fleet.connect(settings.remote) as client:
+  """What this host asks of config.remote.url, which can do what this run wants of it; else ValueError, OSError."""
+  with servers.connect(settings.remote) as client:
     if trains:
       client.check_trainable(settings.sampling.temperature)
       if not settings.remote.weights:

@@ -251,7 +251,7 @@ def save(path: str | os.PathLike[str], adapters: Adapters, config: LoraConfig, b
   folder = pathlib.Path(path)
   folder.mkdir(parents=True, exist_ok=True)
   flat = {
-    f"{t}.{part}": np.asarray(leaf) for t, pair in adapters.items() for part, leaf in pair.items()
+    f"{t}.{part}": weights.read(leaf) for t, pair in adapters.items() for part, leaf in pair.items()
   }
   said = {"config": json.dumps(dataclasses.asdict(config)), "base": base}
   aside = folder / (FILE + ".part")

@@ -15,6 +15,7 @@ Letters: L layers, D width, K key-value heads, G query heads per key-value head,
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -169,10 +170,25 @@ def save_directory(
 ) -> None:
   """Write `cfg` and `params` so that `load_directory`, and transformers, read them back.
 
+  Raises ValueError if no architecture of Hugging Face describes `cfg`.
+  """
+  save_tensors(path, cfg, tensors(cfg, params), dtype=dtype, shard_bytes=shard_bytes, source=source)
+
+
+def save_tensors(
+  path: str | os.PathLike[str],
+  cfg: DecoderConfig,
+  named: Iterable[tuple[str, np.ndarray]],
+  *,
+  dtype: Dtype = "float32",
+  shard_bytes: int = 5 * 10**9,
+  source: str | os.PathLike[str] | None = None,
+) -> None:
+  """`save_directory` of what `tensors` gives, of which the host holds no more than one file.
+
   Up to `shard_bytes` of tensors make one file; more make several and an index. With `source`, the
   directory that the weights came from, its tokenizer, generation config and special token ids go
-  along. Each file is written aside and then renamed, so a reader never meets half a file. Raises
-  ValueError if no architecture of Hugging Face describes `cfg`.
+  along. Each file is written aside and then renamed, so a reader never meets half a file.
   """
   fields = huggingface.fields_from_config(cfg, dtype)
   folder = pathlib.Path(path)
@@ -183,7 +199,7 @@ def save_directory(
   size = {name: math.prod(shape) * storage.itemsize for name, shape in shapes.items()}
   files = _plan_files(size, shard_bytes)
   parts: dict[str, np.ndarray] = {}
-  for name, tensor in _tensors(cfg, params):
+  for name, tensor in named:
     parts[name] = np.ascontiguousarray(tensor, dtype=storage)
     done = next((file for file, held in files.items() if held == list(parts)), None)
     if done is not None:
@@ -205,26 +221,49 @@ def save_directory(
 def fingerprint(params: policy.Params) -> str:
   """Eight digits that other weights will not share: a checksum over the first values of every array."""
   firsts = [leaf[(0,) * (leaf.ndim - 1)][:64] for leaf in jax.tree.leaves(params)]
-  values = (np.asarray(first, np.float32).tobytes() for first in jax.device_get(firsts))
+  values = (np.asarray(read(first), np.float32).tobytes() for first in firsts)
   return f"{zlib.crc32(b''.join(values)):08x}"
 
 
 def to_tensors(cfg: DecoderConfig, params: policy.Params) -> dict[str, np.ndarray]:
   """Params -> Hugging Face names and layouts, one tensor a layer and projection."""
-  return dict(_tensors(cfg, params))
+  return dict(tensors(cfg, params))
 
 
-def _tensors(cfg: DecoderConfig, params: policy.Params) -> Iterator[tuple[str, np.ndarray]]:
-  """`to_tensors`, one at a time and in the order of `huggingface.tensor_shapes`."""
-  yield huggingface.EMBEDDING, np.asarray(params["embedding"])
+def tensors(cfg: DecoderConfig, params: policy.Params) -> Iterator[tuple[str, np.ndarray]]:
+  """`to_tensors`, one at a time and in the order of `huggingface.tensor_shapes`.
+
+  Of params that lie over several hosts all must go through it to the end: each `read` is of all hosts.
+  """
+  yield huggingface.EMBEDDING, read(params["embedding"])
   for index in range(cfg.layers):
-    layer = jax.tree.map(lambda leaf, index=index: np.asarray(leaf[index]), params["layers"])
+    layer = jax.tree.map(lambda leaf, index=index: read(leaf, index), params["layers"])
     split = _split_layer(cfg, layer)
     for name in huggingface.layer_shapes(cfg):
       yield huggingface.layer_name(index, name), split[name]
-  yield huggingface.FINAL_NORM, np.asarray(params["final_norm"]["weight"])
+  yield huggingface.FINAL_NORM, read(params["final_norm"]["weight"])
   if not cfg.tie_embeddings:
-    yield huggingface.HEAD, np.asarray(params["head"])
+    yield huggingface.HEAD, read(params["head"])
+
+
+def read(leaf: jax.Array | np.ndarray, index: int | None = None) -> np.ndarray:
+  """An array, or one entry of its first axis, on this host.
+
+  Of one that is split over several hosts each gets the whole, and all must ask for the same ones in one order.
+  """
+  if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+    if not leaf.is_fully_replicated:
+      leaf, index = _whole(leaf.sharding.mesh)(leaf, index), None
+    leaf = leaf.addressable_data(0)
+  return np.asarray(leaf if index is None else leaf[index])
+
+
+@functools.cache
+def _whole(mesh: jax.sharding.Mesh) -> Callable[[jax.Array, int | None], jax.Array]:
+  everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  return jax.jit(
+    lambda leaf, index: leaf if index is None else leaf[index], out_shardings=everywhere
+  )
 
 
 def _split_layer(cfg: DecoderConfig, layer: policy.Params) -> dict[str, np.ndarray]:

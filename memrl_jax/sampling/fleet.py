@@ -15,10 +15,9 @@ import concurrent.futures
 import dataclasses
 import logging
 import os
-import pathlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from memrl_jax.sampling import desk, remote
 from memrl_jax.sampling.dialects import Ask, RemoteError, Reply, Transient
@@ -143,10 +142,13 @@ class Fleet:
     if all(server.down for server in self._servers):
       raise RemoteError(f"no server took new weights: {self._why()}")
     self.version = self._present[1]
+    self._counts.add(pushed_bytes=remote.size(directory))
 
-  def push_written(self, write: Callable[[pathlib.Path], None]) -> None:
-    """Lets the servers load what `write` puts into a folder of `config.weights`; the one before is removed."""
-    self._counts.add(pushed_bytes=remote.push_written(self, write))
+  def adopt(self, directory: str | os.PathLike[str], version: int) -> None:
+    """Knows that somebody else let the servers load this directory as this version."""
+    self._present, self.version = (directory, version), version
+    for server in self._servers:
+      server.client.adopt(directory, version)
 
   # Inside.
 

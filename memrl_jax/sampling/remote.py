@@ -15,9 +15,7 @@ import ipaddress
 import os
 import pathlib
 import secrets
-import shutil
 import threading
-import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -265,11 +263,12 @@ class Client:
         raise RemoteError(f"{error}; {dialect.hint}" if dialect.hint else str(error)) from None
       if isinstance(done, dict) and done.get("success") is False:
         raise RemoteError(f"{self.url} did not load {directory}: {done.get('message')}")
-    self.version, self._handed = version, True
+    self.counts.add(pushed_bytes=size(directory))
+    self.adopt(directory, version)
 
-  def push_written(self, write: Callable[[pathlib.Path], None]) -> None:
-    """Lets the server load what `write` puts into a folder of `config.weights`; the one before is removed."""
-    self.counts.add(pushed_bytes=push_written(self, write))
+  def adopt(self, directory: str | os.PathLike[str], version: int) -> None:
+    """Knows that somebody else let the server load this directory as this version."""
+    self.version, self._handed = version, True
 
   def look_again(self) -> int:
     """The version of the weights that the server has now, -1 where it does not say.
@@ -520,22 +519,9 @@ class Client:
     return text.replace(self._key, "***") if self._key else text
 
 
-def push_written(client: Any, write: Callable[[pathlib.Path], None]) -> int:
-  """`Client.push_written`, of whoever can `push`; returns how many bytes it wrote."""
-  config, began = client.config, time.perf_counter()
-  if not config.weights:
-    raise RemoteError(
-      "new weights need a directory that the server sees too; name one (config.remote.weights)"
-    )
-  place = pathlib.Path(config.weights).expanduser().absolute()
-  before, after = (place / f"{client.version + more:06d}" for more in (0, 1))
-  shutil.rmtree(after, ignore_errors=True)  # of a session that was cut off
-  write(after)
-  size = sum(file.stat().st_size for file in after.iterdir())
-  client.push(after, client.version + 1)
-  shutil.rmtree(before, ignore_errors=True)
-  client.push_s += time.perf_counter() - began
-  return size
+def size(directory: str | os.PathLike[str]) -> int:
+  """Bytes of the files there."""
+  return sum(file.stat().st_size for file in pathlib.Path(directory).glob("*"))
 
 
 def is_loopback(host: str) -> bool:

@@ -141,14 +141,6 @@ def check(settings: Settings) -> None:
       f"{name} asks a second model, which is in one process only; run it without --hosts, or change "
       "config.method.name"
     )
-  if settings.trains and settings.remote.url:
-    raise ValueError(
-      "the weights go to a server from one process only; leave config.remote.url empty, or use --hosts=1"
-    )
-  if settings.train.max_lag:
-    raise ValueError(
-      "rollouts beside the learner would mix what hosts compute together in two orders; set config.train.max_lag to 0"
-    )
   mesh = settings.mesh
   inner = mesh.fsdp * mesh.tensor
   data = chips // inner if mesh.data == -1 else mesh.data
@@ -179,9 +171,10 @@ def check(settings: Settings) -> None:
 # What they tell each other.
 
 
-def share(number: int) -> range:
-  """Which of so many things in a row belong to this host: a block, of a size that differs by 1 at most."""
-  return range(number * index() // count(), number * (index() + 1) // count())
+def share(number: int, host: int | None = None) -> range:
+  """Which of so many things in a row belong to a host (this one): a block, of a size that differs by 1 at most."""
+  host = index() if host is None else host
+  return range(number * host // count(), number * (host + 1) // count())
 
 
 def mine(things: Sequence[T]) -> Sequence[T]:
@@ -227,6 +220,21 @@ def of_first(work: Callable[[], T], what: str) -> T:
   ((value, error),) = gather(made, what)
   if error is not None:
     raise error
+  return value
+
+
+def together(work: Callable[[], T], what: str) -> T:
+  """What this host makes of `work`; where any host fails, on all the ValueError or OSError of the first that does."""
+  if _job is None:
+    return work()
+  value, failed = None, None
+  try:
+    value = work()
+  except (ValueError, OSError) as error:
+    failed = error
+  for error in gather([failed], what):
+    if error is not None:
+      raise error
   return value
 
 

@@ -6,10 +6,12 @@ A thread plays one update after the other, up to `max_lag` ahead of the learner.
 sampled with is a function of its number, never of who was faster, so the run repeats bit for bit. What it
 costs: the last `max_lag` weights (or adapters) stay on the learner's devices and go into every checkpoint,
 with which a resumed run plays again what was under way. An evaluation waits for what is under way.
+On several hosts up to `max_lag` weights more wait where they are sampled (`_hand` says why).
 
 `max_lag` 1 hides the shorter of rollout and training behind the longer; more evens out how long rollouts take.
 The surrogate's pi_old is then another policy than the one that sampled: config.loss.old_logps "trainer" has the
-weights before the update as pi_old, and weighs by them over the sampler's (ops.ratios).
+weights before the update as pi_old, and weighs by them over the sampler's (ops.ratios). Servers of several
+hosts begin each rollout together, so there more than 1 hides nothing more.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ import numpy as np
 from memrl_jax.envs import pool
 from memrl_jax.rollout import collect
 from memrl_jax.rollout.trial import Answer, Generate
-from memrl_jax.sampling import engine
+from memrl_jax.sampling import engine, remote
+from memrl_jax.training import hosts
 from memrl_jax.types import Trial
 
 if TYPE_CHECKING:
@@ -82,6 +85,9 @@ class Rollouts:
   def __init__(self, run: runs.Run, envs: pool.EnvPool, start: int):
     self._run, self._envs, self._next = run, envs, start
     self._lag = run.settings.train.max_lag
+    # No server keeps two weights, so hosts hand them over when all have ended the rollout before.
+    self._meets = hosts.count() > 1 and run.client is not None
+    self._handed: tuple[Any, Any] = None, None  # (weights, what gives who samples these)
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "rollouts") if self._lag else None
     self._under_way: dict[int, concurrent.futures.Future] = {}
     self._given_up = threading.Event()
@@ -96,16 +102,47 @@ class Rollouts:
     """The trials of this update, which the weights of now belong to; starts what these weights allow."""
     if self._thread is None:
       return self._play(update)
-    kept, updates = self._run.kept, self._run.settings.train.updates
-    kept.keep(update, self._run.actor.trained)
-    while self._next <= min(update + self._lag, updates - 1):
-      job = self._thread.submit(self._play, self._next, kept.of(self._next))
-      self._under_way[self._next] = job
-      self._next += 1
+    self._run.kept.keep(update, self._run.actor.trained)
+    self._start(update if self._meets else update + self._lag)
     began = time.perf_counter()
     played = self._under_way.pop(update).result()
     waited = {"seconds/wait": time.perf_counter() - began}
     return played._replace(timing=played.timing | waited)
+
+  def met(self, update: int) -> None:
+    """All hosts have played this update: their servers may have the weights of the next."""
+    if self._thread is not None and self._meets:
+      self._start(update + 1)
+
+  def _start(self, last: int) -> None:
+    """Starts the rollouts up to this one."""
+    kept, updates = self._run.kept, self._run.settings.train.updates
+    while self._next <= min(last, updates - 1):
+      pushed = self._run.client.push_s if self._meets else None
+      try:
+        hand = self._hand(kept.of(self._next))
+      except (
+        remote.RemoteError
+      ) as error:  # on all hosts, which hear of it when they take this update
+        job: concurrent.futures.Future = concurrent.futures.Future()
+        job.set_exception(error)
+      else:
+        job = self._thread.submit(self._play, self._next, hand, pushed)
+      self._under_way[self._next] = job
+      self._next += 1
+
+  def _hand(self, trained: Any) -> Callable[[], None]:
+    """What gives who samples these weights, in the thread.
+
+    Programs of several hosts must be launched in one order on all: so here, in the thread that trains, at a place
+    of the schedule that no clock decides. What the thread launches is of this host alone. Among the learner's
+    programs it may come anywhere in a device's queue: it waits for no other host, so it ends, and they go on.
+    """
+    if hosts.count() == 1:
+      return lambda: self._run.actor.sync(trained)
+    if self._meets or trained is not self._handed[0]:  # the first rollouts have the same weights
+      self._handed = trained, self._run.actor.handed(trained)
+    return self._handed[1]
 
   def wait(self) -> None:
     """Until nothing is under way: who samples is free, for an evaluation."""
@@ -120,12 +157,15 @@ class Rollouts:
       self._run.client.close()  # the thread may be waiting for an answer
     self._thread.shutdown(wait=True, cancel_futures=True)
 
-  def _play(self, update: int, trained: Any = None) -> Played:
+  def _play(
+    self, update: int, hand: Callable[[], None] | None = None, pushed: float | None = None
+  ) -> Played:
     run = self._run
     sampler = run.actor.engine  # None where a server samples
     before, began = sampler and sampler.stats, time.perf_counter()
-    pushed = 0.0 if sampler is not None else run.client.push_s
-    trials = run.rollout(update, self._envs, trained, self._on_leash)
+    if sampler is None and pushed is None:
+      pushed = run.client.push_s
+    trials = run.rollout(update, self._envs, hand, self._on_leash)
     seconds = time.perf_counter() - began
     timing = {"seconds/rollout": seconds}
     if sampler is not None:

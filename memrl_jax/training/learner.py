@@ -8,7 +8,7 @@ it is here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 from memrl_jax.models import lora, weights
 from memrl_jax.rollout import pack, policies
 from memrl_jax.sampling import engine, remote, replicas, requests
-from memrl_jax.training import handover, hosts, mesh, objective, precision, sections
+from memrl_jax.training import handover, hosts, mesh, objective, precision, sections, servers
 from memrl_jax.training import step as steps
 from memrl_jax.types import Turn
 
@@ -184,8 +184,7 @@ class Learner:
 
   def hand(self, sampler: engine.Engine | replicas.Replicas, params: Any) -> None:
     """Gives a sampler other weights; it starts afresh: nothing depends on what it did before."""
-    views = self._handover(params)
-    sampler.set_params(views if isinstance(sampler, replicas.Replicas) else views[0])
+    _give(sampler, self._handover(params))
 
   def policy(
     self, sampling: policies.SamplingConfig, sampler: requests.Sampler | None = None
@@ -196,25 +195,33 @@ class Learner:
     return policies.LanguagePolicy(sampler or self.engine, self.chat, sampling, self.context)
 
   def sync(self, trained: Any = None) -> None:
-    """Hands the weights to what samples, here or behind a server.
+    """Hands the weights to what samples, here or behind a server; it starts afresh.
 
     trained: a copy of what was `trained` earlier, in place of that of now.
     """
+    self.handed(trained)()
+
+  def handed(self, trained: Any = None) -> Callable[[], None]:
+    """All of `sync` that hosts do together; what it returns does the rest, with this host's devices alone."""
     trained = self.trained if trained is None else trained
-    if self.client is None:
-      self.hand(self.engine, self._merged(trained))
-    elif trained is not self._pushed:
-      self._push(trained)
-      self._pushed = trained
+    with hosts.waiting("the weights that others hold"):
+      if self.client is None:
+        views = self._handover(self._merged(trained))
+        return lambda: _give(self.engine, views)
+      if trained is not self._pushed:
+        self._push(trained)
+        self._pushed = trained
+    return lambda: None
 
   def _push(self, trained: Any) -> None:
-    dtype, config = self.client.config.dtype, self.parts.lora
-    if self.client.config.adapters:
-      self.client.push_written(lambda path: lora.save(path, trained, config, self._adapted))
+    client, dtype, config = self.client, self.client.config.dtype, self.parts.lora
+    if client.config.adapters:
+      adapters = jax.tree.map(weights.read, trained)
+      servers.push(client, lambda path: lora.save(path, adapters, config, self._adapted))
     else:
-      params = self._merged(trained)
-      self.client.push_written(
-        lambda path: weights.save_directory(path, self.cfg, params, dtype=dtype)
+      named = weights.tensors(self.cfg, self._merged(trained))
+      servers.push(
+        client, lambda path: weights.save_tensors(path, self.cfg, named, dtype=dtype), named
       )
 
   def warmup(self) -> None:
@@ -384,6 +391,10 @@ class Served:
 
   def load(self, arrays: dict[str, Any]) -> None:
     """There is nothing to go back to."""
+
+
+def _give(sampler: engine.Engine | replicas.Replicas, views: list[Any]) -> None:
+  sampler.set_params(views if isinstance(sampler, replicas.Replicas) else views[0])
 
 
 def _here(turns: Sequence[Turn]) -> list[Turn]:

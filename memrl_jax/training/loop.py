@@ -160,11 +160,12 @@ def _update(
     run.method.pool(lambda own: hosts.gather(own, "what the memory was asked"))
   met = time.perf_counter()
   void = _nothing(trials)
-  if void and run.client is not None:
+  if run.client is not None and (unanswered := _unanswered(trials)):
     log.write_rollouts(update + 1, _records(trials))
-    reason = f"stopped: in update {update + 1} {void}; --resume plays it again"
+    reason = f"stopped: in update {update + 1} {unanswered}; --resume plays it again"
     progress.say(reason)
     return reason, update
+  rollouts.met(update)
   numbers = evaluate.rollout_metrics(trials)
   seen = [turn.messages for trial in hosts.mine(trials) for turn in trial.turns]
   dropped = sum(hosts.gather([sum(map(images.left_out, seen))], "the numbers of images"))
@@ -207,11 +208,22 @@ def _records(trials: Sequence[Trial], first: int | None = None) -> list[dict[str
   return hosts.gather(own, "the records of trials")
 
 
-def _nothing(trials: Sequence[Trial]) -> str | None:
+def _nothing(trials: Sequence[Trial], whose: str = "") -> str | None:
   """What to say where every trial is void."""
   if any(trial.void is None for trial in trials):
     return None
-  return f"all {len(trials)} trials were void ({trials[0].void})"
+  return f"all {len(trials)} trials{whose} were void ({trials[0].void})"
+
+
+def _unanswered(trials: Sequence[Trial]) -> str | None:
+  """What to say where a host has void trials only: its servers may be gone, while others have theirs."""
+  if hosts.count() == 1:
+    return _nothing(trials)
+  for host in range(hosts.count()):
+    part = hosts.share(len(trials), host)
+    if part and (void := _nothing(trials[part.start : part.stop], f" of host {host}")):
+      return void
+  return None
 
 
 def _reason_to_stop(
@@ -233,7 +245,10 @@ def _evaluate(
   run: runs.Run, log: metrics.MetricsLog, step: int, label: str, progress
 ) -> str | None:
   """Plays the panel and writes what came of it; returns why that is nothing, where it is."""
-  record, trials = run.evaluate(step, label, progress)
+  try:
+    record, trials = run.evaluate(step, label, progress)
+  except remote.RemoteError as error:  # nobody took the weights
+    return f"the evaluation after update {step} failed: {error}"
   log.write_eval(record)
   keep = run.settings.eval.save_trials
   log.write_eval_trials(step, {arm: _records(played, keep) for arm, played in trials.items()})

@@ -140,10 +140,11 @@ class Run:
       )
     return made
 
-  def _route(self, sampling: policies.SamplingConfig, trained: Any = None) -> tuple[Any, Any]:
-    """(who plays, who is asked for advice), with the weights of now (or `trained`); both start afresh."""
-    with hosts.waiting("the weights that others hold"):
-      self.actor.sync(trained)
+  def _route(
+    self, sampling: policies.SamplingConfig, hand: Callable[[], None] | None = None
+  ) -> tuple[Any, Any]:
+    """(who plays, who is asked for advice), with the weights of now (or what `hand` gives); both start afresh."""
+    (hand or self.actor.sync)()
     if self.settings.hints:
       self.player.sync()
       return self.player.policy(self.settings.agent.sampling), self.actor.policy(sampling)
@@ -176,12 +177,12 @@ class Run:
     self,
     update: int,
     envs: pool.EnvPool,
-    trained: Any = None,
+    hand: Callable[[], None] | None = None,
     leash: Callable[[collect.Policy], collect.Policy] = lambda policy: policy,
   ) -> list[Trial]:
-    """Plays the trials of one update, with the weights of now or what was `trained` before; of several
-    hosts each plays its share of them.
+    """Plays the trials of one update; of several hosts each plays its share of them.
 
+    hand: gives who samples its weights, in place of those of now.
     leash: puts something around who plays.
     """
     settings = self.settings
@@ -189,7 +190,7 @@ class Run:
     self.method.plan(trials, np.random.default_rng([settings.seed, MODE, update]))
     if self.extractor is not None:
       self.extractor.launch()
-    policy, advisor = self._route(settings.sampling, trained)
+    policy, advisor = self._route(settings.sampling, hand)
     policy = leash(policy)
     collect.collect(
       hosts.mine(trials),
@@ -259,7 +260,8 @@ class Run:
     base = None
     if "base" in e.swap:
       base = self.actor.policy(sampling, self.actor.sampler(self.actor.initial))
-    who = f"{self.client.gives.model} at {self.client.url}, " if self.client else ""
+    at = ", ".join(self.settings.remote.urls)
+    who = f"{self.client.gives.model} at {at}, " if self.client else ""
     progress.say(f"evaluating {who}update {step}, on {e.tasks} tasks of {e.panel}/{e.half} ...")
     policy, advisor = self._route(sampling)
     record, trials = self.evaluator.run(
@@ -275,7 +277,7 @@ class Run:
       record["arms"][arm] |= self.method.summary(played) | mix.by_part(played)
       record["arms"][arm] |= contrast.get(arm, {})
     if self.client is not None:
-      record["server"] = {"url": self.client.url, **self.client.gives._asdict()}
+      record["server"] = {"url": at, **self.client.gives._asdict()}
     for line in evaluate.table(record):
       progress.say(line)
     return record, trials

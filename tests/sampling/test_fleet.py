@@ -197,7 +197,7 @@ def test_adapters_travel_alone_and_are_merged_where_they_arrive(tmp_path):
     assert float(abs(sampler._params["layers"]["qkv"] - params["layers"]["qkv"]).max()) > 1e-3
     assert client.counts.pushed_bytes < 0.05 * 4 * cfg.parameters
     with pytest.raises(remote.RemoteError, match="start from the same checkpoint"):
-      client.push_written(lambda path: lora.save(path, moved, s.lora, "01234567"))
+      one.servers.push(client, lambda path: lora.save(path, moved, s.lora, "01234567"))
     one.push(client, params)  # whole weights: nothing is left to merge into
     with pytest.raises(remote.RemoteError, match="restart the server"):
       made.sync(jax.tree.map(jnp.copy, moved))

@@ -18,7 +18,7 @@ from memrl_jax.methods import lamer
 from memrl_jax.models import weights
 from memrl_jax.rollout import pack, policies
 from memrl_jax.sampling import remote, serve
-from memrl_jax.training import evaluate
+from memrl_jax.training import evaluate, servers
 from memrl_jax.types import Message
 from tests.sampling.tiny_engine import model, new_engine, rollout, settings, text, turns_of
 
@@ -132,7 +132,7 @@ def answers(client, made):
 
 def push(client, params):
   write = functools.partial(weights.save_directory, cfg=model()[0], params=params)
-  client.push_written(functools.partial(write, dtype=client.config.dtype))
+  servers.push(client, functools.partial(write, dtype=client.config.dtype))
 
 
 def connect(url, **options):

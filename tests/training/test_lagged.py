@@ -66,7 +66,8 @@ def test_the_thread_samples_what_one_thread_does_with_weights_that_old(whole):
   with pool.EnvPool(serial.family, serial.settings.env.options) as envs:
     for update in range(UPDATES):
       kept.append(jax.tree.map(jnp.copy, serial.actor.trained))
-      trials = serial.rollout(update, envs, kept[max(0, update - 2)])
+      older = kept[max(0, update - 2)]
+      trials = serial.rollout(update, envs, functools.partial(serial.actor.sync, older))
       serial.learn(update, trials)
       assert records(trials) == metrics.read(whole.rollout(update + 1)), f"update {update}"
       programs = programs or (engine.compiled(), serial.actor.trainer.compiled())
@@ -144,7 +145,7 @@ def test_a_rollout_under_way_is_given_up_at_once():
     started.set()
     return [] if not over.wait(0.01) else 1 / 0
 
-  def rollout(update, envs, trained, leash):
+  def rollout(update, envs, hand, leash):
     policy = leash(types.SimpleNamespace(poll=endless))
     while update:
       policy.poll()
