@@ -117,6 +117,20 @@ def test_a_wish_to_stop_of_any_host_is_that_of_all(monkeypatch):
   assert loop._agreed(Remembers(memory="b"), 3, None) == "SIGTERM"
 
 
+def test_a_host_without_any_answer_is_named_where_others_have_theirs(monkeypatch):
+  trials = played() + played()[:1]  # 2 of the first host, 3 of the second
+  as_host(monkeypatch, 0, 2)
+  trials[0].void = trials[2].void = "remote policy: none of 1 servers is left"
+  assert loop._unanswered(trials) is None
+  trials[1].void = "remote policy: x"
+  said = "all 2 trials of host 0 were void (remote policy: none of 1 servers is left)"
+  assert loop._unanswered(trials) == said
+  as_host(monkeypatch, 0, 6)  # more hosts than trials
+  assert loop._unanswered(trials).startswith("all 1 trials of host 1 were void")
+  as_host(monkeypatch, 0, 1)
+  assert loop._unanswered(trials) is None
+
+
 def test_what_memrl_was_asked_on_any_host_is_counted_once_on_all():
   def asked(queries):
     memory = episodic.Episodic.open(None, embed.Hash(64), episodic.EpisodicConfig())
@@ -152,7 +166,6 @@ def test_only_the_first_host_writes_the_run_folder(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
   ("change", "said"),
   [
-    ({"train.max_lag": 1}, "set config.train.max_lag to 0"),
     ({"mesh.data": 1}, r"does not hold all \d devices of 2 hosts; set config.mesh.data to -1"),
     ({"mesh.data": -1, "pack.sequences": 6}, r"6 sequences cannot be split over \d data shards"),
     (

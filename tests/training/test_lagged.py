@@ -16,8 +16,8 @@ import pytest
 from experiments import base, empo2_lab, reflexion_darkroom
 from memrl_jax.envs import pool
 from memrl_jax.ops import ratios
-from memrl_jax.sampling import engine
-from memrl_jax.training import checkpoint, lagged, metrics, objective, runs
+from memrl_jax.sampling import engine, remote
+from memrl_jax.training import checkpoint, hosts, lagged, metrics, objective, runs
 from tests.training import test_loop
 
 UPDATES = 4
@@ -164,6 +164,65 @@ def test_a_rollout_under_way_is_given_up_at_once():
   given_up = not closing.is_alive()
   over.set()
   assert given_up
+
+
+def on_two_hosts(monkeypatch, client, fails=()):
+  """A run of four updates, two ahead, and what happens in it: (what, whose weights or which update)."""
+  monkeypatch.setattr(hosts, "_job", hosts._Job(2, 0, 45.0))
+  events, done = [], []
+
+  def handed(trained):
+    assert threading.current_thread() is threading.main_thread()
+    assert client is None or len(done) == sum(what == "met" for what, _ in events)  # nobody plays
+    events.append(("hand", number := int(trained[0])))
+    if len(events) in fails:
+      raise remote.RemoteError("no server took new weights")
+    return lambda: played_with.append(number)
+
+  def rollout(update, envs, hand, leash):
+    hand()
+    done.append(update)
+    return []
+
+  played_with = []
+  actor = types.SimpleNamespace(handed=handed, engine=None if client else types.SimpleNamespace(
+    stats=engine.Stats()))  # fmt: skip
+  run = types.SimpleNamespace(
+    settings=settings(), kept=lagged.Kept(2), actor=actor, client=client, rollout=rollout
+  )
+  with lagged.Rollouts(run, None, 0) as rollouts:
+    for update in range(UPDATES):
+      actor.trained = jnp.full(1, update)
+      rollouts.take(update)
+      events.append(("met", update))
+      rollouts.met(update)
+  return events, played_with
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_hosts_hand_over_at_one_place_of_the_schedule_and_never_beside_it(served, monkeypatch):
+  """To engines as early as there are weights; to servers when all hosts have played, and nobody is asking."""
+  client = types.SimpleNamespace(counts=remote.Counts(), push_s=0.0, close=lambda: None)
+  events, played_with = on_two_hosts(monkeypatch, client if served else None)
+  met = [("met", update) for update in range(UPDATES)]
+  early = [("hand", 0), met[0], ("hand", 1), *met[1:]]
+  between = [("hand", 0), met[0], ("hand", 0), met[1], ("hand", 0), met[2], ("hand", 1), met[3]]
+  assert events == (between if served else early)
+  assert played_with == [0, 0, 0, 1]
+
+
+def test_a_server_that_takes_nothing_is_heard_of_by_who_wants_its_update(monkeypatch):
+  client = types.SimpleNamespace(counts=remote.Counts(), push_s=0.0, close=lambda: None)
+  kept, take = [], lagged.Rollouts.take
+
+  def taking(self, update):
+    kept.append(update)
+    return take(self, update)
+
+  monkeypatch.setattr(lagged.Rollouts, "take", taking)
+  with pytest.raises(remote.RemoteError, match="no server took"):
+    on_two_hosts(monkeypatch, client, fails={3})  # the hand-over for update 1, while 0 is learned
+  assert kept == [0, 1]
 
 
 def test_an_error_of_a_rollout_comes_out_of_the_run(tmp_path, monkeypatch):

@@ -6,8 +6,6 @@ import socket
 import subprocess
 import sys
 
-import pytest
-
 from memrl_jax.sampling import remote
 from memrl_jax.training import hosts, servers
 
