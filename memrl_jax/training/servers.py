@@ -83,9 +83,10 @@ def push(client: Client, save: Callable[[pathlib.Path], None], read: Iterable[ob
 
   hosts.together(write, "the new weights")
   tells = [urls for _, urls in known].index(config.urls) == hosts.index()
-  hosts.together(
-    lambda: (client.push if tells else client.adopt)(after, version), "servers to load new weights"
-  )
-  if hosts.first():
-    shutil.rmtree(before, ignore_errors=True)
+  tell = client.push if tells else client.adopt
+  try:
+    hosts.together(lambda: tell(after, version), "servers to load new weights")
+  finally:
+    if hosts.first():
+      shutil.rmtree(before, ignore_errors=True)
   client.push_s += time.perf_counter() - began

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 
 from memrl_jax.memory import reader
+from memrl_jax.sampling import serve
 from memrl_jax.training import hosts, metrics
+from tests.sampling.tiny_engine import model, new_engine, text
 from tests.training import test_mempi_loop
 
 ROOT = pathlib.Path(hosts.__file__).parents[2]
@@ -28,6 +31,8 @@ FLAGS = [
   "--config.engine.prefill_rows=(8,)",
   "--config.mesh.data=-1",
 ]
+AHEAD = ["--config.train.max_lag=1", "--config.loss.old_logps=trainer"]
+SPLIT = "--config.mesh.fsdp=2"  # no host has all weights
 
 
 def start(config, path, count, *more):
@@ -70,7 +75,10 @@ def assert_same_run(one, other):
     assert a.keys() == b.keys()
     for name in a.keys() - LAID_OUT:
       np.testing.assert_allclose(a[name], b[name], atol=1e-5, rtol=1e-5, err_msg=name)
-  assert metrics.read(one / "eval.jsonl") == metrics.read(other / "eval.jsonl")
+  evals = [metrics.read(p / "eval.jsonl") for p in (one, other)]
+  for record in (*evals[0], *evals[1]):
+    record.pop("server", None)
+  assert evals[0] == evals[1]
   rollouts = [sorted(path.name for path in (p / "rollouts").iterdir()) for p in (one, other)]
   assert rollouts[0] == rollouts[1]
   for name in rollouts[0]:
@@ -99,6 +107,7 @@ MANAGER = ["--config.method.teach=1", "--config.lora.rank=4"]
     ("empo2_lab", 0, 2, []),
     ("mempi_lab", 1, 3, MEMPI),
     ("memoryr1_hints", 0, 2, MANAGER),
+    ("lamer_darkroom", 0, 2, AHEAD),
   ],
 )
 def test_killed_stopped_and_moved_to_one_host_it_is_the_run_of_one_host(
@@ -108,7 +117,8 @@ def test_killed_stopped_and_moved_to_one_host_it_is_the_run_of_one_host(
   codes, _, errors = ended(start(config, one, 1, *more))
   assert codes == [0], errors
 
-  killed = start(config, two, 2, *more)
+  split = [SPLIT] if more is AHEAD else []
+  killed = start(config, two, 2, *more, *split)
   wait_for(two, after, killed)
   killed[victim].kill()
   began = time.monotonic()
@@ -118,8 +128,8 @@ def test_killed_stopped_and_moved_to_one_host_it_is_the_run_of_one_host(
   assert time.monotonic() - began < 60
   assert f"host {other} of 2 ends:" in errors[other]
   assert f"{two}/checkpoints/{newest(two)}" in errors[other]
-  if config == "empo2_lab":  # with a memory, of which the second host takes a copy
-    resumed_and_stopped(config, two)
+  if config == "empo2_lab" or split:  # a memory, of which the second host takes a copy; older weights
+    resumed_and_stopped(config, two, *more, *split)
 
   if config == "mempi_lab":  # on two hosts again, whose agent one server is
     with test_mempi_loop.served() as server:
@@ -135,10 +145,10 @@ def test_killed_stopped_and_moved_to_one_host_it_is_the_run_of_one_host(
       assert mine.fingerprint() == theirs.fingerprint()
 
 
-def resumed_and_stopped(config, two):
+def resumed_and_stopped(config, two, *more):
   """On two hosts again, of which the second is asked to stop."""
   done = newest(two)
-  stopped = start(config, two, 2, "--resume")
+  stopped = start(config, two, 2, *more, "--resume")
   wait_for(two, done, stopped)
   while newest(two) == done:  # it is at work, whose handlers of signals are ours
     assert all(process.poll() is None for process in stopped), ended(stopped)
@@ -152,3 +162,74 @@ def resumed_and_stopped(config, two):
     assert len(metrics.read(two / "metrics.jsonl")) == newest(two)
   sessions = json.loads((two / "manifest.json").read_text())["sessions"]
   assert [session["hosts"] for session in sessions] == [2, 2]
+
+
+def sampler(adapters=False):
+  """A server with the model that the smoke run begins with."""
+  cfg, params = model()
+  more = {"base": params} if adapters else {}
+  return serve.Server(cfg, new_engine(), text(), model="tiny", **more)
+
+
+def remote_flags(place, *servers):
+  urls = ",".join(server.url for server in servers)
+  return [
+    f"--config.remote.url={urls}", f"--config.remote.weights={place}", "--config.remote.retries=1",
+    "--config.remote.backoff_s=0.1",
+  ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_hosts_whose_servers_die_stop_together_and_resumed_it_is_the_run_of_one_host(tmp_path):
+  """A server for each host, rollouts ahead, weights split over both; then the server of the second dies."""
+  config, one, two = "lamer_darkroom", tmp_path / "one", tmp_path / "two"
+  with sampler() as first, sampler() as second:
+    codes, _, errors = ended(start(config, one, 1, *AHEAD, *remote_flags(tmp_path / "w", second)))
+    assert codes == [0], errors
+    run = start(config, two, 2, *AHEAD, SPLIT, *remote_flags(tmp_path / "w2", first, second))
+    wait_for(two, 1, run)
+    second.stop()
+    codes, said, errors = ended(run)
+    assert codes == [3, 3], (said, errors)
+    assert not any("Traceback" in error for error in errors), errors
+    assert re.search(
+      r"stopped: in update \d .*(no server answers at|broke off|of host 1 were void)", said[0]
+    ), said
+    assert "--resume plays it again" in said[0] and 1 <= newest(two) < UPDATES
+    assert newest(two) == len(metrics.read(two / "metrics.jsonl"))
+    with sampler() as third:
+      flags = remote_flags(tmp_path / "w2", third, first)
+      versions = [server.worker.version for server in (third, first)]
+      codes, _, errors = ended(start(config, two, 2, *AHEAD, SPLIT, *flags, "--resume"))
+      assert codes == [0, 0], errors
+      pushes = [s.worker.version - max(versions) for s in (third, first)]
+      assert pushes[0] == pushes[1] > 0  # both are one model
+      assert min(server.counts.sampled for server in (first, third)) > 0
+  assert_same_run(one, two)
+  (kept,) = (tmp_path / "w2").iterdir()
+  assert kept.name == f"{first.worker.version:06d}"
+
+
+@pytest.mark.slow
+def test_adapters_go_once_to_a_server_that_both_hosts_ask_and_a_frozen_model_is_evaluated(tmp_path):
+  config, one, two = "lamer_darkroom", tmp_path / "one", tmp_path / "two"
+  lora = ["--config.lora.rank=2", "--config.remote.adapters=True", "--config.train.max_lag=0"]
+  with sampler(adapters=True) as near, sampler(adapters=True) as far:
+    codes, _, errors = ended(start(config, one, 1, *lora, *remote_flags(tmp_path / "w", near)))
+    assert codes == [0], errors
+    codes, _, errors = ended(
+      start(config, two, 2, *lora, SPLIT, *remote_flags(tmp_path / "w2", far))
+    )
+    assert codes == [0, 0], errors
+    assert far.worker.version == near.worker.version == UPDATES + 1
+    assert_same_run(one, two)
+    (file,) = (tmp_path / "w2" / f"{UPDATES + 1:06d}").iterdir()
+    assert file.stat().st_size < 200_000
+    # The evaluation of a method that trains nothing, over servers of each host's own.
+    found = []
+    for hosts_, place in ((1, tmp_path / "alone"), (2, tmp_path / "both")):
+      flags = [*remote_flags(tmp_path / "w", near, far), "--mode=eval"]
+      codes, _, errors = ended(start("reflexion_darkroom", place, hosts_, *flags))
+      assert codes == [0] * hosts_, errors
+      found.append(metrics.read(place / "eval.jsonl"))
+    assert found[0] == found[1] and found[0][0]["server"]["url"] == f"{near.url}, {far.url}"
