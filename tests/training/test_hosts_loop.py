@@ -228,7 +228,7 @@ def test_adapters_go_once_to_a_server_that_both_hosts_ask_and_a_frozen_model_is_
     # The evaluation of a method that trains nothing, over servers of each host's own.
     found = []
     for hosts_, place in ((1, tmp_path / "alone"), (2, tmp_path / "both")):
-      flags = [*remote_flags(tmp_path / "w", near, far), "--mode=eval"]
+      flags = [*remote_flags(tmp_path / "w", near, far), "--config.train.updates=0", "--mode=eval"]
       codes, _, errors = ended(start("reflexion_darkroom", place, hosts_, *flags))
       assert codes == [0] * hosts_, errors
       found.append(metrics.read(place / "eval.jsonl"))
