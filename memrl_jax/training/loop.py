@@ -248,7 +248,9 @@ def _evaluate(
   try:
     record, trials = run.evaluate(step, label, progress)
   except remote.RemoteError as error:  # nobody took the weights
-    return f"the evaluation after update {step} failed: {error}"
+    reason = f"the evaluation after update {step} was not played: {error}"
+    progress.say(reason)
+    return reason
   log.write_eval(record)
   keep = run.settings.eval.save_trials
   log.write_eval_trials(step, {arm: _records(played, keep) for arm, played in trials.items()})

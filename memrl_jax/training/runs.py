@@ -320,7 +320,7 @@ class Run:
   def checksums(self) -> dict[str, str]:
     """Of what must be the same on every host: the weights that are whole on each, and the memory."""
     found = {}
-    if self.actor.engine is not None:
+    if isinstance(self.actor, learner.Learner):
       leaves = jax.tree.leaves(self.actor.state.params)
       whole = mesh.local([leaf for leaf in leaves if leaf.is_fully_replicated])
       found["weights"] = weights.fingerprint(whole)
