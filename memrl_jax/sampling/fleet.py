@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 
 from memrl_jax.sampling import desk, remote
+from memrl_jax.sampling.asked import Asked
 from memrl_jax.sampling.dialects import Ask, RemoteError, Reply, Transient
 from memrl_jax.types import Message
 
@@ -42,7 +43,7 @@ class _Server:
   lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 
-class Fleet:
+class Fleet(Asked):
   """Requests to several servers of one model, many at a time.
 
   Raises:
@@ -70,19 +71,8 @@ class Fleet:
       raise
     self.version = max(server.client.version for server in self._servers)
 
-  def __repr__(self) -> str:
-    return f"Fleet({self.url}, {self.gives})"
-
-  def __enter__(self) -> Fleet:
-    return self
-
-  def __exit__(self, *exc_info) -> None:
-    self.close()
-
   def close(self) -> None:
-    """Gives up what is under way."""
-    self._closed.set()
-    self._desk.close(RemoteError(f"nobody waits for {self.url} any more"))
+    super().close()
     for server in self._servers:
       server.client.close()
 
@@ -93,11 +83,6 @@ class Fleet:
   @property
   def reads_text(self) -> bool:
     return self._servers[0].client.reads_text
-
-  @property
-  def pending(self) -> int:
-    """Requests whose answer `poll` has not handed out."""
-    return self._desk.pending
 
   @property
   def counts(self) -> remote.Counts:
@@ -120,10 +105,6 @@ class Fleet:
     """Sends a request in the background; its ticket comes back from `poll` with the answer."""
     self._counts.add(asked=1)
     return self._desk.submit(ask, ask.home % len(self._servers))
-
-  def poll(self) -> list[tuple[int, Reply | remote.Failure]]:
-    """Waits for an answer and returns it with all others that are there; none without requests."""
-    return self._desk.poll()
 
   def push(self, directory: str | os.PathLike[str], version: int | None = None) -> None:
     """Lets every server load the safetensors in this directory, which all must see, as this version.
