@@ -6,6 +6,7 @@ Who answers changes nothing that is sampled (sampling/fleet).
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import pathlib
@@ -75,11 +76,8 @@ def push(client: Client, save: Callable[[pathlib.Path], None], read: Iterable[ob
       if hosts.first():
         shutil.rmtree(after, ignore_errors=True)  # of a session that was cut off
         save(after)
-    finally:
-      for (
-        _
-      ) in read:  # whatever became of the file, the others wait for this host's part of each array
-        pass
+    finally:  # whatever became of the file: the others wait for this host's part of each array
+      collections.deque(read, maxlen=0)
 
   hosts.together(write, "the new weights")
   tells = [urls for _, urls in known].index(config.urls) == hosts.index()
