@@ -21,7 +21,8 @@ _COUNTING = threading.Lock()
 class RemoteConfig:
   """Where the model runs. An empty `url` is the engine of this process.
 
-  url          of the server, with or without /v1; of several, separated by commas, see sampling/fleet
+  url          of the server, with or without /v1; of several, separated by commas, see sampling/fleet, and
+               training/servers where several hosts ask
   api          how to speak to it: "auto" asks the server who it is
   model        its name there; "" where the server has only one
   key_env      environment variable with the server's key, if it wants one

@@ -28,7 +28,7 @@ def test_each_host_asks_servers_of_its_own_where_there_are_enough(monkeypatch):
 
 
 PAIR = """
-import pathlib, sys
+import contextlib, pathlib, sys
 import jax, numpy as np
 from memrl_jax.models import tiny, weights
 from memrl_jax.sampling import remote
@@ -89,6 +89,26 @@ gone = Stub(f"http://host{me}:1", version=5, gone=me == 1)
 fails(remote.RemoteError, "no server answers at http://host1:1", gone)
 push(shared)  # all hosts are where they were
 assert shared.version == 6
+
+closed = []
+
+@contextlib.contextmanager
+def opened(config):
+  if me:
+    raise remote.RemoteError(f"no server answers at {config.url}")
+  try:
+    yield shared
+  finally:
+    closed.append(config.url)
+
+servers.fleet.connect = opened
+try:
+  servers.connect(remote.RemoteConfig(url="http://a:1,http://b:1"))
+except remote.RemoteError as error:
+  assert str(error) == "no server answers at http://b:1", error
+else:
+  raise SystemExit("nothing was raised")
+assert closed == ["http://a:1"][me:]
 hosts.leave(0)
 """
 
