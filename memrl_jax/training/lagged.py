@@ -121,9 +121,7 @@ class Rollouts:
       pushed = self._run.client.push_s if self._meets else None
       try:
         hand = self._hand(kept.of(self._next))
-      except (
-        remote.RemoteError
-      ) as error:  # on all hosts, which hear of it when they take this update
+      except remote.RemoteError as error:  # on all hosts; `take` of this update says so
         job: concurrent.futures.Future = concurrent.futures.Future()
         job.set_exception(error)
       else:
