@@ -128,7 +128,7 @@ def test_killed_stopped_and_moved_to_one_host_it_is_the_run_of_one_host(
   assert time.monotonic() - began < 60
   assert f"host {other} of 2 ends:" in errors[other]
   assert f"{two}/checkpoints/{newest(two)}" in errors[other]
-  if config == "empo2_lab" or split:  # a memory, of which the second host takes a copy; older weights
+  if config == "empo2_lab" or split:  # a memory to be copied, or older weights
     resumed_and_stopped(config, two, *more, *split)
 
   if config == "mempi_lab":  # on two hosts again, whose agent one server is
