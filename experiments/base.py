@@ -8,8 +8,8 @@ frozen dataclasses that check themselves. Whatever is wrong is one sentence in a
     config.env      name, how it is run, and the options of that environment
     config.method   name, and the options of that method
     config.eval     `options` and `harder.<name>` hold options of the environment; so does config.adapt
-    config.model, lora, sampling, engine, remote, credit, loss, optim, pack, mesh, memory, tips, novelty,
-    episodic, experience, manager, extractor (with sections of its own), train, guard
+    config.model, lora, sampling, engine, remote, credit, loss, optim, pack, mesh, replicas, reference,
+    critic, memory, tips, novelty, episodic, experience, manager, extractor (with sections of its own), train, guard
 """
 
 from __future__ import annotations

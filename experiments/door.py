@@ -81,6 +81,7 @@ def _models(settings: Settings) -> list[tuple[Any, str]]:
 
 def check_devices(settings: Settings) -> None:
   """Whether the devices are here that train and sample each model; ValueError says which are not."""
+  settings.places.grids(mesh.make(settings.mesh), settings.pack.sequences)
   for parts, place in _models(settings):
     there = learner.devices(parts)
     try:

@@ -412,14 +412,25 @@ def _newest_checkpoint(arguments: Arguments, settings: Any, path: pathlib.Path) 
 
 # What may change when a run goes on: its length, where its server listens and how it is waited for, its devices.
 _SERVER = ("url", "key_env", "concurrency", "connect_s", "read_s", "retries", "backoff_s")
+_MESH = ("data", "fsdp", "tensor", "first", "rules", "sequence", "offload")  # a checkpoint fits any
 _ON_RESUME = (
   "train.updates",
   *(f"{place}.{key}" for place in ("remote", "agent.remote") for key in _SERVER),
-  *(f"mesh.{key}" for key in ("data", "fsdp", "tensor", "first")),  # a checkpoint fits any
+  *(f"{place}mesh.{key}" for place in ("", "reference.", "critic.") for key in _MESH),
 )
 
 # What an evaluation may change: training does not depend on it, or has read it already.
-_OF_EVALUATION = ("eval", "remote", "agent", "adapt", "tips", "memory")
+_OF_EVALUATION = (
+  "eval",
+  "remote",
+  "agent",
+  "adapt",
+  "tips",
+  "memory",
+  "mesh",
+  "reference",
+  "critic",
+)
 
 
 def _as_trained(record: dict[str, Any], run_folder: Any) -> dict[str, Any]:

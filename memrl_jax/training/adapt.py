@@ -50,7 +50,7 @@ def adapt(
     done = 0 if settings.frozen else run.load(saved, step, memory=False)
     run.actor.sync()
     run.warmup()
-    embedding = memories.embedder(settings, run.actor.cfg, run.actor.initial, run.actor.chat)
+    embedding = memories.embedder(settings, run.actor)
     remembered = memories.remembered(settings, embedding, run_folder.adapt / "memory")
     try:
       records = _rounds(settings, run, remembered.tips, done, progress, run_folder)

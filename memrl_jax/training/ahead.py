@@ -10,6 +10,7 @@ moments and batches are shapes that know where they would lie.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import re
@@ -31,7 +32,7 @@ from memrl_jax.models.config import DecoderConfig
 from memrl_jax.rollout import pack
 from memrl_jax.sampling import programs
 from memrl_jax.sampling.requests import EngineConfig
-from memrl_jax.training import handover, mesh, precision, roofline, sections, step
+from memrl_jax.training import apart, handover, mesh, precision, roofline, sections, step
 from memrl_jax.training import settings as settings_lib
 
 HERE = "here"  # the topology of the devices of this process
@@ -107,9 +108,9 @@ def replica(
 
 class Model(NamedTuple):
   """A model as `Learner` and `Engine` hold it, in shapes: on the mesh that trains, what is trained (`state`),
-  what it began from (`start`), what adapters change (`base`) and the whole weights (`whole`); on that of one
-  sampler, what plays (`played`) and what the engine keeps for it (`kept`). `handed`: whether what plays is a
-  copy."""
+  what is kept of its beginning (`start`), what adapters change (`base`) and the whole weights (`whole`); on that
+  of one sampler, what plays (`played`) and what the engine keeps for it (`kept`). `handed`: whether what plays is
+  a copy. `elsewhere`: what a reference or a critic holds on a mesh of its own."""
 
   cfg: DecoderConfig
   mesh: Mesh
@@ -124,6 +125,7 @@ class Model(NamedTuple):
   kept: programs.Resident
   handed: bool
   itemsize: int  # of the trained weights
+  elsewhere: dict[str, Any]
 
   @property
   def played_itemsize(self) -> int:
@@ -151,28 +153,38 @@ def model(settings: settings_lib.Settings, made: Mesh, sampler: tuple[Mesh, int]
     base = mesh.place_params(made, base, settings.mesh.table)
     trained = jax.eval_shape(lambda: lora.init(jax.random.key(0), cfg, config))
     adapted = {"base": base, "join": lambda base, trained: lora.attach(base, trained, cfg, config)}
-  trainer = step.Trainer(
-    cfg,
-    settings.loss,
-    step.optimiser(settings.optim, settings.train.updates * settings.train.minibatches),
-    made,
-    max_tokens=settings.pack.response,
-    remat=sections.REMAT[settings.model.remat],
-    compute=settings.model.compute,
-    update=settings.optim.update,
-    layout=settings.mesh,
-    **adapted,
-  )
-  state, start = None, None
+
+  def trains(where: Mesh, layout: mesh.MeshConfig) -> step.Trainer:
+    return step.Trainer(
+      cfg,
+      settings.loss,
+      step.optimiser(settings.optim, settings.train.updates * settings.train.minibatches),
+      where,
+      max_tokens=settings.pack.response,
+      remat=sections.REMAT[settings.model.remat],
+      compute=settings.model.compute,
+      update=settings.optim.update,
+      layout=layout,
+      **adapted,
+    )
+
+  trainer = trains(made, settings.mesh)
+  state, start, elsewhere = None, {}, {}
   if settings.trains:
-    ppo = settings.credit.estimator == "ppo"
-    critic = jax.eval_shape(lambda p: step.init_critic(p, cfg), plain) if ppo else None
+    critic = None
+    if settings.credit.estimator == "ppo":
+      critic = jax.eval_shape(lambda p: step.init_critic(p, cfg), plain)
+    if settings.critic.wanted:
+      elsewhere["critic"] = trains(*_elsewhere("critic", settings.critic, made)).init(None, critic)
+      critic = None
     state = trainer.init(trained, critic)
-    start = jax.eval_shape(lambda p: precision.kept(p, settings.model.compute), plain)
-    if settings.lora.rank:  # adapters, and with them merged in what has any: the rest is the base's
-      start = {"adapters": trained, "layers": start["layers"]}
-    memory = mesh.HOST if "start" in settings.mesh.offload else None
-    start = mesh.place_params(made, start, settings.mesh.table, memory=memory)
+    keeper, layout = made, settings.mesh
+    if settings.reference.wanted:
+      keeper, layout = _elsewhere("reference", settings.reference, made)
+    memory = mesh.HOST if "start" in layout.offload else None
+    start = mesh.place_params(keeper, _start(settings, plain, trained), layout.table, memory=memory)
+    if settings.reference.wanted:
+      elsewhere["reference"], start = start, {}
   where, samplers = sampler
   handed = where is not made or bool(settings.replicas.dtype)
   dtypes = jnp.dtype(settings.replicas.dtype or dtype)
@@ -181,7 +193,23 @@ def model(settings: settings_lib.Settings, made: Mesh, sampler: tuple[Mesh, int]
   whole = mesh.place_params(made, plain, settings.mesh.table)
   kept = programs.resident(cfg, played, settings.engine)
   shapes = (state, start, base, whole, played, kept)
-  return Model(cfg, made, where, samplers, trainer, *shapes, handed, dtype.itemsize)
+  return Model(cfg, made, where, samplers, trainer, *shapes, handed, dtype.itemsize, elsewhere)
+
+
+def _start(settings: settings_lib.Settings, plain: Any, trained: Any) -> dict[str, Any]:
+  """What is kept of the weights that training begins from, as `Learner` does; {} where nobody reads them."""
+  kept = jax.eval_shape(lambda p: precision.kept(p, settings.model.compute), plain)
+  if not settings.lora.rank:
+    return kept if settings.refers or settings.rereads else {}
+  # Adapters; and with them merged in what has any: the rest is the base's.
+  refers = {"adapters": trained} if settings.refers else {}
+  return refers | ({"layers": kept["layers"]} if settings.rereads else {})
+
+
+def _elsewhere(name: str, config: apart.ApartConfig, made: Mesh) -> tuple[Mesh, mesh.MeshConfig]:
+  """A mesh of other chips than those of `made`, for which these stand in: what one of them holds is the same."""
+  layout = dataclasses.replace(config.mesh, first=0)
+  return apart.make(name, layout, list(made.devices.flat)), layout
 
 
 def training(model: Model, config: pack.PackConfig) -> dict[str, jax.stages.Lowered]:

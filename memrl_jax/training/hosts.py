@@ -159,6 +159,12 @@ def check(settings: Settings) -> None:
       f"{settings.pack.sequences} sequences cannot be split over {data * mesh.fsdp} data shards; choose "
       "config.pack.sequences divisible by that"
     )
+  for part, config in settings.places._asdict().items():
+    if config.wanted:
+      raise ValueError(
+        f"on several hosts the mesh holds all their devices, and none is left for a {part} of its own; set "
+        f"config.{part}.mesh.data to 0, for the policy's mesh"
+      )
   sampling = settings.replicas
   chosen = jax.devices()[sampling.first :][: sampling.devices or None]
   if len({device.process_index for device in chosen}) < count():

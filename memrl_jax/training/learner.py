@@ -18,7 +18,16 @@ import numpy as np
 from memrl_jax.models import lora, weights
 from memrl_jax.rollout import pack, policies
 from memrl_jax.sampling import engine, remote, replicas, requests
-from memrl_jax.training import handover, hosts, mesh, objective, precision, sections, servers
+from memrl_jax.training import (
+  apart,
+  handover,
+  hosts,
+  mesh,
+  objective,
+  precision,
+  sections,
+  servers,
+)
 from memrl_jax.training import step as steps
 from memrl_jax.types import Turn
 
@@ -63,10 +72,10 @@ def devices(parts: Parts) -> list[jax.Device]:
 class Learner:
   """A model and how it is trained; `state` is what training changes.
 
-  `initial` are the weights it comes with, `start` what training begins from and a KL term refers to
-  (with adapters: theirs), or, once it was `anchored`, what it was then. Both are kept in the dtype that
-  training computes in, where `config.mesh.offload` says. `client` is the server that samples; without one
-  an `engine` here does.
+  `initial` are the weights it comes with, kept where somebody is to read them; `start` what training begins
+  from and a KL term refers to (with adapters: theirs), or, once it was `anchored`, what it was then, and None
+  without a KL term. Both are kept in the dtype that training computes in, on the mesh of the reference, where
+  its `offload` says. `client` is the server that samples; without one an `engine` here does.
   """
 
   def __init__(
@@ -80,48 +89,71 @@ class Learner:
     keep: bool = False,
     client: remote.Client | None = None,
     first: tuple[int, float] | None = None,
+    initial: bool = False,
+    places: apart.Apart = apart.TOGETHER,
   ):
     """`total`: optimiser steps, for the schedule. `keep`: an old `state` stays readable after an update.
 
-    first: it is taught in so many steps, with a rate of their own, and anchored before the others.
+    first: it is taught in so many steps, with a rate of their own, and anchored before the others. initial:
+    whether `initial` is going to be read, once training is under way. places: what has a mesh of its own.
     """
-    self.parts, self.frozen, self.client, self._anchors = parts, frozen, client, first is not None
+    self.parts, self.frozen, self.client = parts, frozen, client
+    refers = parts.loss.kl_coef > 0 and total > 0 and not frozen
+    self._anchors = refers and first is not None
     self._pushed: Any = None  # the params that the server has
     there = devices(parts)
     self.mesh = mesh.make(parts.mesh, there)
+    reference, valuer = places.grids(self.mesh, parts.pack.sequences)
+    self._kept = (self.mesh, parts.mesh)
+    if reference is not None:
+      self._kept = (reference, places.reference.mesh)
     place = mesh.placement(self.mesh, parts.mesh.table)
     folder, dtype = parts.model.directory(), parts.model.dtype
-    self.cfg, initial = weights.load_directory(folder, dtype=dtype, place=place)
+    self.cfg, loaded = weights.load_directory(folder, dtype=dtype, place=place)
     self.chat = parts.model.chat()
     played = handover.grid(parts.replicas, self.mesh, there)
     self._handover = handover.Handover(parts.replicas, played)
-    self.engine = None if client else self.sampler(initial)
-    start, adapted = initial, {}
+    self.engine = None if client else self.sampler(loaded)
+    start, adapted = loaded, {}
     if parts.lora.rank:
-      initial, start, adapted = self._adapt(initial, seed)
-    self.trainer = steps.Trainer(
-      self.cfg,
-      parts.loss,
-      steps.optimiser(parts.optim, total, first or (0, 0.0)),
-      self.mesh,
-      max_tokens=parts.pack.response,
-      remat=sections.REMAT[parts.model.remat],
-      keep=keep,
-      compute=parts.model.compute,
-      update=parts.optim.update,
-      layout=parts.mesh,
-      **adapted,
-    )
+      loaded, start, adapted = self._adapt(loaded, seed)
+
+    def trainer(made: Any, layout: mesh.MeshConfig, models: Sequence[str]) -> steps.Trainer:
+      return steps.Trainer(
+        self.cfg,
+        parts.loss,
+        steps.optimiser(parts.optim, total, first or (0, 0.0), models),
+        made,
+        max_tokens=parts.pack.response,
+        remat=sections.REMAT[parts.model.remat],
+        keep=keep,
+        compute=parts.model.compute,
+        update=parts.optim.update,
+        layout=layout,
+        **adapted,
+      )
+
+    models = steps.MODELS if valuer is None else ("policy",)
+    self.trainer = trainer(self.mesh, parts.mesh, models)
+    self._refer = self.trainer.score
+    if reference is not None:
+      scorer = trainer(reference, places.reference.mesh, models)
+      self._refer = apart.Reference(scorer, self.mesh).score
+    if valuer is not None:
+      other = trainer(valuer, places.critic.mesh, ("critic",))
+      self.trainer = apart.Pair(self.trainer, other)
     if frozen:  # needs no optimiser, nor a copy of its weights
-      self.state = steps.TrainState({"policy": initial}, None)
-      self._initial = self.start = initial
-    else:
-      value = steps.init_critic(initial, self.cfg) if critic else None
-      self.state = self.trainer.init(start, value)
-      self._initial = self._stored(initial)
-      self.start = self._initial
-      if parts.lora.rank:
-        self.start = self._stored(mesh.place_params(self.mesh, start, parts.mesh.table))
+      self.state = steps.TrainState({"policy": loaded}, None)
+      self._initial, self.start = loaded, None
+      return
+    value = steps.init_critic(loaded, self.cfg) if critic else None
+    self.state = self.trainer.init(start, value)
+    if parts.lora.rank:
+      start = mesh.place_params(self.mesh, start, parts.mesh.table)
+    self.start, self._initial = self._stored(start) if refers else None, None
+    if initial:  # kept once where both are the same
+      same = refers and start is loaded
+      self._initial = self.start if same else self._stored(loaded)
 
   def _adapt(self, initial: Any, seed: int) -> tuple[Any, Any, dict[str, Any]]:
     """The weights that adapters start from, the adapters, and what the trainer needs to train them only."""
@@ -138,7 +170,11 @@ class Learner:
   @property
   def initial(self) -> Any:
     """The weights it came with, rounded to what training computes in, in their own dtype."""
+    if self._initial is None:
+      raise ValueError("nobody was to read the initial weights, so they were not kept")
     dtype, params = self.parts.model.dtype, self._fetched(self._initial)
+    if self._kept[0] is not self.mesh:
+      params = mesh.place_params(self.mesh, params, self.parts.mesh.table)
     if not self.parts.model.compute or self.frozen:
       return params
     return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
@@ -146,16 +182,20 @@ class Learner:
   def _stored(self, params: Any) -> Any:
     """Weights as they are kept that are not trained: a pass of the trainer makes the same of them."""
     kept = precision.kept(params, self.parts.model.compute)
+    made, layout = self._kept
+    if made is not self.mesh:
+      kept = mesh.place_params(made, kept, layout.table)
     return self._in(mesh.HOST, kept)
 
   def _fetched(self, params: Any) -> Any:
-    """What was `_stored`, where a program can read it."""
+    """What was `_stored`, where a program of that mesh can read it."""
     return params if self.frozen else self._in(mesh.DEVICE, params)
 
   def _in(self, memory: str, params: Any) -> Any:
-    if "start" not in self.parts.mesh.offload:
+    made, layout = self._kept
+    if "start" not in layout.offload:
       return params
-    return mesh.place_params(self.mesh, params, self.parts.mesh.table, memory=memory)
+    return mesh.place_params(made, params, layout.table, memory=memory)
 
   @property
   def context(self) -> int:
@@ -253,7 +293,8 @@ class Learner:
 
   def anchor(self) -> None:
     """From here on a KL term refers to the weights of now."""
-    self.start = self._stored(jax.tree.map(jnp.array, self.state.params["policy"]))
+    if self._anchors:
+      self.start = self._stored(jax.tree.map(jnp.array, self.state.params["policy"]))
 
   def rescore(self, turns: Sequence[Turn]) -> None:
     """Sets the behaviour log-probs of turns, on every host those of all: those of the weights of now."""
@@ -283,16 +324,16 @@ class Learner:
 
     reference: weights of the KL term, in place of `start`.
     """
-    config = self.parts.loss
+    config, refer = self.parts.loss, self.trainer.score
     if reference is None and config.kl_coef:
-      reference = self._fetched(self.start)
+      reference, refer = self._fetched(self.start), self._refer
     dealt = pack.split(rows, minibatches, rng)
     packed = self._packed(dealt)
     parts = [one.batches for one in packed]
     params = state.params["policy"]
     off = [any(row.plain_ids is not None for row in part) for part in dealt]
     old = [self.trainer.old(params, part, off=o) for part, o in zip(parts, off, strict=True)]
-    ref = [self.trainer.score(reference, part) if config.kl_coef else None for part in parts]
+    ref = [refer(reference, part) if config.kl_coef else None for part in parts]
     history = []
     for part, part_old, part_ref in zip(parts, old, ref, strict=True):
       state, result = self.trainer.update(state, part, part_old, part_ref)

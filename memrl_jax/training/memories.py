@@ -32,15 +32,12 @@ from memrl_jax.memory import (
 from memrl_jax.methods import base, complementary, empo2, memoryr1, mempi, memrl, retrospex
 from memrl_jax.models import policy, weights
 from memrl_jax.models.config import DecoderConfig
-from memrl_jax.sampling import chat
-from memrl_jax.training import hosts, mesh
+from memrl_jax.training import hosts, learner, mesh
 from memrl_jax.training.settings import Settings
 
 
-def embedder(
-  settings: Settings, cfg: DecoderConfig, params: Any, text: chat.Chat
-) -> embed.Embedder:
-  """The embedder of config.memory; "policy" reads `params` as they are now, whatever training does."""
+def embedder(settings: Settings, model: learner.Learner | learner.Served) -> embed.Embedder:
+  """The embedder of config.memory; "policy" reads the weights that `model` came with, whatever training does."""
   memory = settings.memory
   if memory.embedder == "hash":
     made: embed.Embedder = embed.Hash(memory.dimension)
@@ -49,7 +46,8 @@ def embedder(
   elif memory.embedder == "remote":
     made = embed.Remote(memory.url, memory.model)
   else:
-    params = mesh.local(params)  # each host asks when it wants to
+    cfg, text = model.cfg, model.chat
+    params = mesh.local(model.initial)  # each host asks when it wants to
     hidden = jax.jit(lambda tokens_NT, length_N: _hidden(cfg, params, tokens_NT, length_N))
     made = embed.Policy(
       lambda texts: [list(text.reply(one)) for one in texts],

@@ -104,6 +104,22 @@ def check(table: Mapping[str, str], weights: Mapping[str, tuple[str, ...]] = DIM
         taken[axis] = name
 
 
+def check_trained(config: MeshConfig, section: str, *, trains: bool, starts: bool) -> None:
+  """Whether `sequence` and `offload` have something to do; ValueError says what to leave out.
+
+  trains: weights are trained on this mesh. starts: those that training started from are kept there.
+  """
+  if (config.sequence or config.offload) and not trains:
+    raise ValueError(
+      f"nothing is trained here, so {section}.sequence and {section}.offload would do nothing; leave them as they are"
+    )
+  if "start" in config.offload and not starts:
+    raise ValueError(
+      "nobody reads the weights that training starts from there (a KL term, a swap test with the base, or the policy "
+      f"embedder would), so they are not kept; leave start out of {section}.offload"
+    )
+
+
 def _axes(rule: str) -> list[str]:
   return rule.split("+") if rule else []
 

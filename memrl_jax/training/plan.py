@@ -133,7 +133,7 @@ def _own(model: ahead.Model) -> dict[str, tuple[str, ...]]:
 def _resident(model: ahead.Model, settings: settings_lib.Settings) -> dict[str, int]:
   """Bytes of one chip, by what they are.
 
-  weights: those that are trained, or play; start: what training began from, kept for a KL term and the
+  weights: those that are trained, or play; start: what training began from, kept for a KL term or the
   swap test; behind: those that rollouts ahead of it are sampled with; handed: the sampler's, where they are a
   copy (another layout or type, adapters and base as one); sliced: its copy for decoding.
   """
@@ -151,7 +151,7 @@ def _resident(model: ahead.Model, settings: settings_lib.Settings) -> dict[str, 
   trained = {"weights": _bytes(params["policy"]), "moments": _bytes(model.state.opt_state)}
   if "critic" in params:
     trained["critic"] = _bytes(params["critic"])
-  trained["start"] = _bytes(model.start)
+  trained |= {"start": _bytes(model.start)} if model.start else {}
   if settings.lora.rank:
     trained["base"] = _bytes(model.base)
     sampler |= {"handed": layers} if sampler and stays and not model.handed else {}
@@ -172,6 +172,10 @@ def _bytes(tree: Any) -> int:
     for x in jax.tree.leaves(tree)
     if x.sharding.memory_kind != mesh.HOST
   )
+
+
+def _float32(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=leaf.sharding)
 
 
 def _samples(settings: settings_lib.Settings) -> bool:
@@ -195,7 +199,8 @@ def _work(
   if model.state is None:
     return work
   trained = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model.state.params))
-  forwards = (settings.loss.old_logps == "trainer") + bool(settings.loss.kl_coef)
+  referred = settings.refers and not settings.reference.wanted
+  forwards = (settings.loss.old_logps == "trainer") + referred
   size = jnp.dtype(settings.model.compute).itemsize if settings.model.compute else size
   once = roofline.score(cfg, p, split, size)
   more = {"remat": settings.model.remat, "critic": "critic" in model.state.params}
@@ -356,6 +361,14 @@ def _notes(settings: settings_lib.Settings, model: ahead.Model) -> list[str]:
       notes.append(
         f"{heads} key-value heads cannot be split over tensor {axis}: every chip of that axis holds all of them"
       )
+  for name, held in model.elsewhere.items():
+    size = _bytes(held)
+    if name == "critic":  # the sums of its gradient, too
+      size += _bytes(jax.tree.map(_float32, held.params))
+    notes.append(
+      f"the {name} has chips of its own (config.{name}.mesh), which are not in this plan: of each it takes "
+      f"{_size(size)}, beside the temporaries of its programs"
+    )
   if settings.extracts:
     notes.append("the extractor's model is not in this plan (config.extractor)")
   if settings.hints and not settings.agent.remote.url:

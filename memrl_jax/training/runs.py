@@ -94,6 +94,8 @@ class Run:
         critic=settings.credit.estimator == "ppo",
         client=client,
         first=settings.first,
+        initial=settings.rereads,
+        places=settings.places,
       )
     # Who plays: the model that learns, or a frozen one for which it writes.
     self.player = self._agent() if settings.hints else self.actor
@@ -102,9 +104,7 @@ class Run:
     self.horizon = evaluate.horizon(self.family, settings.env.options)
     remembered = None
     if settings.method_name in methods.REMEMBERING:
-      self.embedder = memories.embedder(
-        settings, self.actor.cfg, self.actor.initial, self.actor.chat
-      )
+      self.embedder = memories.embedder(settings, self.actor)
       remembered = memories.of_method(settings, self.embedder, memory)
     self.method = methods.make(
       settings.method,

@@ -16,7 +16,7 @@ from memrl_jax.methods import complementary, memoryr1, mempi, memrl, memrl_confi
 from memrl_jax.models import lora
 from memrl_jax.rollout import credit, pack, policies
 from memrl_jax.sampling import engine, remote
-from memrl_jax.training import guard, handover, mesh, objective, sections, step
+from memrl_jax.training import apart, guard, handover, mesh, objective, sections, step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Settings:
   pack: pack.PackConfig
   mesh: mesh.MeshConfig
   replicas: handover.ReplicaConfig
+  reference: apart.ApartConfig
+  critic: apart.ApartConfig
   memory: sections.MemorySettings
   tips: tips.TipConfig
   novelty: novelty.NoveltyConfig
@@ -67,6 +69,7 @@ class Settings:
     if "rag" in self.eval.arms and not isinstance(self.method, mempi.MempiConfig):
       raise ValueError(f"{self.method_name} has no arm rag; leave it out of config.eval.arms")
     self._check_sizes()
+    self._check_meshes()
 
   @property
   def frozen(self) -> bool:
@@ -77,6 +80,21 @@ class Settings:
   def trains(self) -> bool:
     """Whether this run changes weights."""
     return self.train.updates > 0 and not self.frozen
+
+  @property
+  def refers(self) -> bool:
+    """Whether a KL term refers to the weights that training starts from."""
+    return self.trains and self.loss.kl_coef > 0
+
+  @property
+  def rereads(self) -> bool:
+    """Whether the weights that the model comes with are read again: by a swap test, or to embed."""
+    return "base" in self.eval.swap or self.memory.embedder == "policy"
+
+  @property
+  def places(self) -> apart.Apart:
+    """What has a mesh of its own."""
+    return apart.Apart(self.reference, self.critic)
 
   @property
   def hints(self) -> bool:
@@ -179,6 +197,9 @@ class Settings:
       )
     if self.extracts:
       self.extractor.check()
+      learns = self.extractor.train and self.trains
+      refers = learns and self.extractor.loss.kl_coef > 0
+      mesh.check_trained(self.extractor.mesh, "config.extractor.mesh", trains=learns, starts=refers)
       if not self.manager.deterministic and self.extractor.schedule != "async":
         raise ValueError(
           f"the schedule {self.extractor.schedule} repeats bit for bit, and config.manager.deterministic=false "
@@ -239,6 +260,21 @@ class Settings:
       )
     if "random" in self.eval.swap and "random" not in family.players:
       raise ValueError(f"{self.env.name} has no random player for the swap test (config.eval.swap)")
+
+  def _check_meshes(self) -> None:
+    self.places.check(
+      refers=self.refers,
+      values=self.trains and self.credit.estimator == "ppo",
+      update=self.optim.update,
+    )
+    if self.reference.wanted and "start" in self.mesh.offload:
+      raise ValueError(
+        "the weights that training starts from lie on the reference's mesh; offload them there "
+        "(config.reference.mesh.offload), not in config.mesh.offload"
+      )
+    mesh.check_trained(
+      self.mesh, "config.mesh", trains=self.trains, starts=self.refers or self.rereads
+    )
 
 
 def changed(options: Any, changes: dict[str, Any]) -> Any:

@@ -26,6 +26,7 @@ from memrl_jax.training import objective, precision
 from memrl_jax.types import TokenBatch
 
 SCHEDULES = ("constant", "cosine")
+MODELS = ("policy", "critic")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +86,14 @@ class Sums(NamedTuple):
 
 
 def optimiser(
-  config: OptimConfig, total_steps: int, first: tuple[int, float] = (0, 0.0)
+  config: OptimConfig,
+  total_steps: int,
+  first: tuple[int, float] = (0, 0.0),
+  models: Sequence[str] = MODELS,
 ) -> optax.GradientTransformation:
   """Clipping over all weights of a model together, then AdamW on its schedule.
 
-  first: so many steps at this rate come before it.
+  first: so many steps at this rate come before it. models: those that it has a state for.
   """
 
   def adamw(peak: float) -> optax.GradientTransformation:
@@ -107,7 +111,7 @@ def optimiser(
 
   rates = {"policy": config.learning_rate, "critic": config.critic_learning_rate}
   return optax.partition(
-    {name: adamw(rate) for name, rate in rates.items()},
+    {name: adamw(rates[name]) for name in models},
     lambda params: {name: jax.tree.map(lambda _, n=name: n, tree) for name, tree in params.items()},
   )
 
@@ -153,6 +157,7 @@ def critic_values(critic: dict[str, Any], cfg: DecoderConfig, batch: TokenBatch,
 class Trainer:
   """The jitted functions of one model, loss and mesh; holds no state that training changes.
 
+  It trains what is there of the policy and its critic: both, or one, and the other elsewhere (`apart`).
   With adapters, what is trained is not the weights: `join(base, trained)` makes the weights of the
   policy inside every function, and only `trained` has gradients and an optimiser. `keep`: `update` leaves
   the old state readable, and holds both for a moment. compute: dtype of every forward and backward pass
@@ -186,15 +191,17 @@ class Trainer:
     self._how = {"between": between}  # of every pass through the layers; a gradient's also has:
     self._kept = {"remat": remat, **self._how}
     self._accumulate = meshes.jit(mesh, self._accumulate_fn, donate_argnums=2)
-    self._apply = meshes.jit(mesh, self._apply_fn, donate_argnums=() if keep else 0)
+    self.apply = meshes.jit(mesh, self._apply_fn, donate_argnums=() if keep else 0)
     self._zeros = meshes.jit(mesh, self._zeros_fn)
     self._score = meshes.jit(mesh, self._score_fn)
     self._old = meshes.jit(mesh, self._old_fn)
     self._values = meshes.jit(mesh, self._values_fn)
+    self.health = meshes.jit(mesh, self._health_fn)
 
-  def init(self, params: Any, critic: Any | None) -> TrainState:
+  def init(self, params: Any | None, critic: Any | None) -> TrainState:
     """Places the weights on the mesh and starts the optimiser; of shapes, says where they would lie."""
-    tree = {"policy": params} | ({"critic": critic} if critic is not None else {})
+    given = {"policy": params, "critic": critic}
+    tree = {name: given[name] for name in MODELS if given[name] is not None}
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree)):
       placed = meshes.place_params(self.mesh, tree, self._rules)
       moments = jax.eval_shape(self._steps.init, tree)
@@ -208,8 +215,8 @@ class Trainer:
 
   def compiled(self) -> int:
     """Programs compiled so far; must not grow after the first update."""
-    jitted = (self._accumulate, self._apply, self._zeros, self._score, self._old, self._values)
-    return sum(function._cache_size() for function in jitted)
+    jitted = (self._accumulate, self.apply, self._zeros, self._score, self._old, self._values)
+    return sum(function._cache_size() for function in (*jitted, self.health))
 
   def score(self, params: Any, batches: Sequence[TokenBatch]) -> list[jax.Array]:
     """Log-probs [B, S, K] of the sampled tokens under `params`, one array per micro-batch.
@@ -247,40 +254,45 @@ class Trainer:
       old: pi_old's log-probs recomputed by the trainer, if the loss asks for them.
       ref: the reference policy's log-probs, if there is a KL term.
     """
-    sums = self._zeros(state.params)
+    return self.apply(state, self.sums(state.params, batches, old, ref))
+
+  def sums(
+    self,
+    params: dict[str, Any],
+    batches: Sequence[TokenBatch],
+    old: Sequence[jax.Array] | None = None,
+    ref: Sequence[jax.Array] | None = None,
+  ) -> Sums:
+    """What the micro-batches of an `update` add up to."""
+    sums = self._zeros(params)
     for i, batch in enumerate(batches):
       sums = self._accumulate(
         self._base,
-        state.params,
+        params,
         sums,
         self._place(batch),
         self._place(batch.behaviour_BSK if old is None else old[i]),
         self._place(batch.behaviour_BSK if ref is None else ref[i]),
       )
-    return self._apply(state, sums)
+    return sums
 
   def gradients(self, params: Any, batches: Sequence[TokenBatch]) -> Any:
     """The gradient of the closed loss, for tests and inspection."""
-    sums = self._zeros(params)
-    for batch in batches:
-      placed = self._place(batch)
-      behaviour = placed.behaviour_BSK
-      sums = self._accumulate(self._base, params, sums, placed, behaviour, behaviour)
-    return _closed(sums)
+    return _closed(self.sums(params, batches))
 
   def lower(self, params: Any, batch: TokenBatch) -> jax.stages.Lowered:
     """The program of a micro-batch's gradient, to look into; shapes are enough."""
     behaviour = batch.behaviour_BSK
-    sums = self._sums(params)
+    sums = self._shapes(params)
     return self._accumulate.lower(self._base, params, sums, batch, behaviour, behaviour)
 
   def lowered(self, state: TrainState, batch: TokenBatch) -> dict[str, jax.stages.Lowered]:
     """The programs of an update, from what `init` makes of shapes and from a batch's shapes."""
     batch = meshes.place_batch(self.mesh, batch)
-    apply = self._apply.lower(state, self._sums(state.params))
+    apply = self.apply.lower(state, self._shapes(state.params))
     return {"accumulate": self.lower(state.params, batch), "apply": apply}
 
-  def _sums(self, params: Any) -> Any:
+  def _shapes(self, params: Any) -> Any:
     """The shapes of a gradient's sums, where they lie."""
     return meshes.place_params(self.mesh, jax.eval_shape(self._zeros_fn, params), self._rules)
 
@@ -311,15 +323,34 @@ class Trainer:
 
   def _zeros_fn(self, params) -> Sums:
     zero = masks.Open(jnp.zeros(()), jnp.zeros(()))
-    names = [*objective.metric_names(self.loss), "train/logp_gap"]
-    names += ["train/truncated"] if self.loss.old_logps == "trainer" else []
+    names = []
+    if "policy" in params:
+      names = [*objective.metric_names(self.loss), "train/logp_gap"]
+      names += ["train/truncated"] if self.loss.old_logps == "trainer" else []
     grads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)  # float32, of any weights
     return self._pinned(Sums(grads, zero, zero, dict.fromkeys(names, zero), jnp.zeros(())))
 
   def _loss_fn(self, params, base, batch: TokenBatch, old_BSK, ref_BSK):
     """The total of the policy's loss and of the critic's; their weights are disjoint."""
+    nothing = masks.Open(jnp.zeros(()), jnp.zeros(()))
+    loss, value, metrics, gap = nothing, nothing, {}, jnp.zeros(())
+    if "policy" in params:
+      loss, metrics, gap = self._policy_loss(params["policy"], base, batch, old_BSK, ref_BSK)
+    total = loss.total
+    if "critic" in params:
+      value = self._value_loss(params["critic"], batch)
+      total = total + self.loss.value_coef * value.total
+    return total, (loss, value, metrics, gap)
+
+  def _value_loss(self, critic, batch: TokenBatch) -> masks.Open:
+    value_BS = self._critic(critic, batch, **self._kept)
+    row_BS = jnp.any(batch.mask_BSK, axis=2)
+    return objective.value_loss(*(x.reshape(-1) for x in (value_BS, batch.value_target_BS, row_BS)))
+
+  def _policy_loss(self, params, base, batch: TokenBatch, old_BSK, ref_BSK):
+    """The open loss of the policy, its open metrics, and the largest gap between sampler and trainer."""
     B, S, K = batch.mask_BSK.shape
-    weights = self._computing(self._join(base, params["policy"]))
+    weights = self._computing(self._join(base, params))
     logp_BSK, entropy_BSK = policy.logprobs(weights, self.cfg, batch, entropy=True, **self._kept)
 
     def rows(value_BSK):
@@ -352,13 +383,7 @@ class Trainer:
     if self.loss.old_logps == "trainer":
       over_RK = ratios.token_ratio(old_RK, behaviour_RK, on_RK) > self.loss.tis_cap
       metrics["train/truncated"] = masks.open_sum(over_RK.astype(jnp.float32), on_RK)
-    value = masks.Open(jnp.zeros(()), jnp.zeros(()))
-    if "critic" in params:
-      value_R = self._critic(params["critic"], batch, **self._kept).reshape(B * S)
-      target_R = batch.value_target_BS.reshape(B * S)
-      value = objective.value_loss(value_R, target_R, jnp.any(mask_RK, axis=1))
-    total = loss.total + self.loss.value_coef * value.total
-    return total, (loss, value, metrics, jnp.max(gap_RK))
+    return loss, metrics, jnp.max(gap_RK)
 
   def _accumulate_fn(self, base, params, sums: Sums, batch, old_BSK, ref_BSK) -> Sums:
     grads, (loss, value, metrics, gap) = jax.grad(self._loss_fn, has_aux=True)(
@@ -381,10 +406,17 @@ class Trainer:
   def _shardings(self, tree: Any, **options) -> Any:
     return meshes.param_shardings(self.mesh, tree, self._rules, **options)
 
-  def _apply_fn(self, state: TrainState, sums: Sums) -> tuple[TrainState, dict[str, jax.Array]]:
+  def _health_fn(self, sums: Sums) -> jax.Array:
+    """A number that is finite where all that an optimiser's step takes from `sums` is."""
+    return sum(_norms(_closed(sums)).values()) + sums.policy.total
+
+  def _apply_fn(
+    self, state: TrainState, sums: Sums, *others: jax.Array
+  ) -> tuple[TrainState, dict[str, jax.Array]]:
+    """The optimiser's step; others: the `health` of what is trained elsewhere, which stops with it."""
     grads = _closed(sums)
-    norms = {name: optax.global_norm(tree) for name, tree in grads.items()}
-    finite = jnp.isfinite(sum(norms.values()) + sums.policy.total)
+    norms = _norms(grads)
+    finite = jnp.isfinite(sum(norms.values()) + sums.policy.total + sum(others))
     if self._offloaded:
       here = self._shardings(state.opt_state, memory=meshes.DEVICE)
       state = state._replace(opt_state=jax.device_put(state.opt_state, here))
@@ -396,12 +428,13 @@ class Trainer:
       there = self._shardings(kept.opt_state, memory=meshes.HOST)
       kept = kept._replace(opt_state=jax.device_put(kept.opt_state, there))
     metrics = {name: masks.close(mean) for name, mean in sums.metrics.items()}
-    metrics |= {
-      "train/loss": masks.close(sums.policy),
-      "train/grad_norm": norms["policy"],
-      "train/logp_gap_max": sums.gap_max,
-      "train/finite": finite.astype(jnp.float32),
-    }
+    if "policy" in grads:
+      metrics |= {
+        "train/loss": masks.close(sums.policy),
+        "train/grad_norm": norms["policy"],
+        "train/logp_gap_max": sums.gap_max,
+        "train/finite": finite.astype(jnp.float32),
+      }
     if "critic" in grads:
       metrics |= {
         "train/value_loss": masks.close(sums.value),
@@ -426,3 +459,7 @@ def _closed(sums: Sums) -> dict[str, Any]:
     name: jax.tree.map(lambda leaf, n=name: leaf / jnp.maximum(counts[n], 1.0), tree)
     for name, tree in sums.grads.items()
   }
+
+
+def _norms(grads: dict[str, Any]) -> dict[str, jax.Array]:
+  return {name: optax.global_norm(tree) for name, tree in grads.items()}

@@ -1,6 +1,7 @@
 """EMPO2 as a whole run: its memory belongs to the run as its weights do."""
 
 import json
+import types
 
 import jax
 import numpy as np
@@ -163,8 +164,9 @@ def test_the_policy_embedder_is_named_by_the_weights_it_reads():
   assert vectors.shape == (3, run.actor.cfg.dim) and np.allclose(np.linalg.norm(vectors, axis=1), 1)
   assert np.array_equal(vectors[0], vectors[2]) and vectors[0] @ vectors[1] < 0.999
   norm = jax.tree.map(lambda leaf: leaf + 1e-3, run.actor.initial["final_norm"])
-  moved = memories.embedder(
-    made, run.actor.cfg, run.actor.initial | {"final_norm": norm}, run.actor.chat
+  other = types.SimpleNamespace(
+    cfg=run.actor.cfg, chat=run.actor.chat, initial=run.actor.initial | {"final_norm": norm}
   )
+  moved = memories.embedder(made, other)
   assert moved.name != first.name and first.name.startswith("policy:tiny:lab:")
   run.close()

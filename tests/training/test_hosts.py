@@ -172,6 +172,10 @@ def test_only_the_first_host_writes_the_run_folder(monkeypatch, tmp_path):
       {"mesh.data": -1, "pack.sequences": 8, "replicas.devices": 1},
       "1 devices from number 0 on are to sample, and not",
     ),
+    (
+      {"mesh.data": -1, "pack.sequences": 8, "loss.kl_coef": 0.1, "reference.mesh.data": 1},
+      "none is left for a reference of its own; set config.reference.mesh.data to 0",
+    ),
   ],
 )
 def test_devices_that_do_not_serve_every_host_are_refused(monkeypatch, change, said):

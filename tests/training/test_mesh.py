@@ -87,7 +87,7 @@ def test_a_weight_of_a_new_kind_needs_a_rule():
 def test_what_lies_on_the_host_is_used_and_saved_as_if_it_did_not(tmp_path):
   wanted = ["mesh.offload=moments,start", "model.compute=bfloat16", "loss.kl_coef=0.1"]
   settings = base.settings(run.load("experiments/lamer_darkroom.py:smoke", wanted).config)
-  one = learner.Learner(settings, seed=0, total=10, frozen=False)
+  one = learner.Learner(settings, seed=0, total=10, frozen=False, initial=True)
   metrics = one.learn(one_device.family(2, 2), 1, np.random.default_rng(0))
   # The weights have not moved yet: one reference, kept as it computes, and no difference to it.
   assert metrics["train/finite"] == 1 and 0 <= metrics["train/kl_ref"] < 1e-4

@@ -167,8 +167,9 @@ def test_a_plan_of_what_is_here_stands_in_the_folder_and_fails_where_it_does_not
   assert 2 * weights <= made["resident"]["moments"] <= 2 * weights + 64  # and counts of steps
   # What a gradient needs: what the compiler says, and what lies there and is no argument of it.
   one = made["programs"]["accumulate"]
-  others = ("moments", "start", "behind", "sliced", "cache")
+  others = ("moments", "behind", "sliced", "cache")
   assert made["resident"]["behind"] == 2 * weights
+  assert "start" not in made["resident"]  # nobody reads it
   assert one["need"] == (
     one["arguments"] + one["temporaries"] + one["outputs"] - one["aliased"]
     + sum(made["resident"][part] for part in others)
@@ -181,6 +182,33 @@ def test_a_plan_of_what_is_here_stands_in_the_folder_and_fails_where_it_does_not
   capsys.readouterr()
   assert run.main(here) == 1
   assert "change: fewer" in capsys.readouterr().out
+
+
+def test_what_a_reference_and_a_critic_hold_lies_in_the_plan_or_is_said_to_lie_elsewhere(model):
+  def planned(*wanted):
+    wanted = [
+      f"model.checkpoint={model}",
+      "mesh.data=-1",
+      "pack.sequences=8",
+      "loss.kl_coef=0.1",
+      *wanted,
+    ]
+    settings = base.settings(run.load("experiments/ppo_darkroom.py:smoke", wanted).config)
+    chips = ahead.devices("here")
+    made = ahead.grid(settings, "here", chips)
+    shapes = ahead.model(settings, made, ahead.replica(settings, "here", made, chips))
+    return plan._resident(shapes, settings), plan._notes(settings, shapes), shapes
+
+  places = ["reference.mesh.data=1", "reference.mesh.first=8", "critic.mesh.data=1"]
+  places += ["critic.mesh.first=9", "critic.mesh.fsdp=2"]
+  (whole, said, shapes), (policy, more, apart) = planned(), planned(*places)
+  weights = 4 * shapes.cfg.parameters
+  assert whole["start"] == weights and whole["critic"] > weights and len(more) == len(said) + 2
+  assert policy.keys() == whole.keys() - {"start", "critic"}
+  assert policy["moments"] == pytest.approx(whole["moments"] / 2, rel=0.01)
+  assert plan._bytes(apart.elsewhere["reference"]) == weights
+  # Weights and two moments, half of each matrix on either chip: norms, counts and the head are whole.
+  assert 1.5 * weights < plan._bytes(apart.elsewhere["critic"]) < 1.6 * weights
 
 
 @pytest.mark.parametrize(
