@@ -10,17 +10,16 @@ block is [L, 2, R, K, C, d]: keys and values of K key-value heads of width d.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from memrl_jax.models import attention, decoder
-from memrl_jax.models.config import DecoderConfig, rope_frequencies
+from memrl_jax.models import attention, decoder, stack
+from memrl_jax.models import spread as spread_lib
+from memrl_jax.models.config import DecoderConfig
 from memrl_jax.types import TokenBatch
 
 Params = dict[str, Any]
@@ -100,34 +99,34 @@ def hidden(
   parent_BN: jax.Array | None = None,
   *,
   remat: bool | str = False,
-  between: jax.sharding.Sharding | None = None,
+  spread: spread_lib.Spread | None = None,
 ) -> jax.Array:
   """Final-normed hidden states [B, T, D] of packed sequences.
 
   A token sees the tokens before it, itself included, in its own segment and in those that lead to
   it (`parent_BN`, see TokenBatch); segment 0 is padding and neither sees nor is seen. `remat`: see
-  KEPT. `between`: where the states [B * T, D] lie between two layers; None lets the compiler choose.
+  KEPT. `spread`: over which chips; None: over one, or as the compiler chooses.
   """
   B, T = tokens_BT.shape
-  kinds = _Kinds.of(cfg)
+  kinds = stack.Kinds.of(cfg)
   angles = kinds.angles(cfg, position_BT.reshape(-1))
   attend = attention.packed(cfg, segment_BT, parent_BN, position_BT)
 
   def step(x_ND, layer):
     weights, kind = layer
     x_ND = checkpoint_name(x_ND, "input") if remat == "offload" else x_ND
-    block = _layer(cfg, weights)
+    if spread:
+      weights, x_ND = spread.layer(weights), spread.rows(x_ND)
+    block = stack.layer(cfg, weights)
     query, key, value = block.project(x_ND, kinds.pick(angles, kind))
-    return placed(block.finish(x_ND, attend(query, key, value, kinds.window(cfg, kind)))), None
-
-  def placed(x_ND):
-    return x_ND if between is None else jax.lax.with_sharding_constraint(x_ND, between)
+    x_ND = block.finish(x_ND, attend(query, key, value, kinds.window(cfg, kind)))
+    return spread.between(x_ND) if spread else x_ND, None
 
   if remat:
     step = jax.checkpoint(step, prevent_cse=False, policy=_keep(remat))
-  x_ND = placed(_embed(params["embedding"], cfg, tokens_BT.reshape(-1)))
+  x_ND = stack.embed(params["embedding"], cfg, tokens_BT.reshape(-1), spread)
   x_ND, _ = jax.lax.scan(step, x_ND, (params["layers"], kinds.index_L))
-  return _final_norm(params["final_norm"], cfg, x_ND).reshape(B, T, cfg.dim)
+  return stack.final_norm(params["final_norm"], cfg, x_ND).reshape(B, T, cfg.dim)
 
 
 def _keep(remat: bool | str) -> Any:
@@ -145,14 +144,18 @@ def _keep(remat: bool | str) -> Any:
 
 def logits(params: Params, cfg: DecoderConfig, hidden_XD: jax.Array) -> jax.Array:
   """Float32 logits [..., V] of final-normed hidden states, soft-capped where the model is."""
-  return _cap(
+  return stack.cap(
     cfg,
     jnp.einsum("...d,vd->...v", hidden_XD, head(params, cfg), preferred_element_type=jnp.float32),
   )
 
 
-def gather(hidden_BTD: jax.Array, index_BX: jax.Array) -> jax.Array:
+def gather(
+  hidden_BTD: jax.Array, index_BX: jax.Array, spread: spread_lib.Spread | None = None
+) -> jax.Array:
   """Hidden states at positions `index_BX` of their own sequence, [B, X, D]."""
+  if spread:
+    return spread.by_rows(gather)(hidden_BTD, index_BX)
   B, T, D = hidden_BTD.shape
   flat = index_BX + T * jnp.arange(B)[:, None]
   return hidden_BTD.reshape(B * T, D)[flat.reshape(-1)].reshape(B, index_BX.shape[1], D)
@@ -165,7 +168,7 @@ def logprobs(
   *,
   entropy: bool,
   remat: bool | str = False,
-  between: jax.sharding.Sharding | None = None,
+  spread: spread_lib.Spread | None = None,
   chunk: int = 512,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Log-probs, and entropies if asked, of the sampled tokens under softmax(logits / T), nats.
@@ -184,9 +187,9 @@ def logprobs(
     batch.position_BT,
     batch.parent_BN,
     remat=remat,
-    between=between,
+    spread=spread,
   )
-  return head_logprobs(params, cfg, hidden_BTD, batch, entropy=entropy, chunk=chunk)
+  return head_logprobs(params, cfg, hidden_BTD, batch, entropy=entropy, spread=spread, chunk=chunk)
 
 
 def head_logprobs(
@@ -196,6 +199,7 @@ def head_logprobs(
   batch: TokenBatch,
   *,
   entropy: bool,
+  spread: spread_lib.Spread | None = None,
   chunk: int = 512,
 ) -> tuple[jax.Array, jax.Array | None]:
   """`logprobs` from hidden states that a caller needs for something else too (a value head).
@@ -216,7 +220,7 @@ def head_logprobs(
       for array in (mask_BX, index_BX, label_BX, temperature_BX)
     )
   scored = attention.score(
-    gather(hidden_BTD, jnp.where(mask_BX, index_BX, 0)).reshape(-1, cfg.dim),
+    gather(hidden_BTD, jnp.where(mask_BX, index_BX, 0), spread).reshape(-1, cfg.dim),
     head(params, cfg),
     jnp.where(mask_BX, label_BX, 0).reshape(-1),
     mask_BX.reshape(-1),
@@ -254,7 +258,7 @@ def prefill(
   R, N = tokens_RN.shape
   position_RN = start_R[:, None] + jnp.arange(N)[None]
   new_RNN = jnp.broadcast_to(jnp.tril(jnp.ones((N, N), bool)), (R, N, N))
-  kinds = _Kinds.of(cfg)
+  kinds = stack.Kinds.of(cfg)
   angles = kinds.angles(cfg, position_RN.reshape(-1))
   new_masks = kinds.masks(cfg, new_RNN, position_RN, position_RN)
   if context is not None:
@@ -264,7 +268,7 @@ def prefill(
     old_masks = kinds.masks(cfg, old_RNC, position_RN, column_RC)
 
   def project(x_MD, weights, kind):
-    block = _layer(cfg, weights)
+    block = stack.layer(cfg, weights)
     query, key, value = block.project(x_MD, kinds.pick(angles, kind))
     return block, query, _kv(key, value, R)
 
@@ -282,7 +286,7 @@ def prefill(
       parts.append(decoder.Part(at(index, context), kinds.pick(old_masks, kind)))
     return block.finish(x_MD, decoder.attend(cfg, query, parts, R)), new
 
-  x_MD = _embed(params["embedding"], cfg, tokens_RN.reshape(-1))
+  x_MD = stack.embed(params["embedding"], cfg, tokens_RN.reshape(-1))
   last = cfg.layers - 1
   x_MD, scanned = jax.lax.scan(step, x_MD, (jnp.arange(last), kinds.index_L[:last]))
   _, _, new = project(x_MD, at(last, params["layers"]), kinds.index_L[last])
@@ -299,17 +303,17 @@ def prefill_slots(
   """`prefill` that reads the cached context where it lies, and keeps no scores: see `attention`."""
   R, N = tokens_RN.shape
   position_RN = start_R[:, None] + jnp.arange(N, dtype=jnp.int32)[None]
-  kinds = _Kinds.of(cfg)
+  kinds = stack.Kinds.of(cfg)
   angles = kinds.angles(cfg, position_RN.reshape(-1))
   base_R, zero_R = jnp.minimum(cached.base_R, start_R), jnp.zeros_like(start_R)
   stretches = [
     attention.Stretch(cached.blocks, zero_R, base_R, zero_R, slot_X=cached.lead_R),
     attention.Stretch(cached.blocks, base_R, start_R, zero_R, slot_X=cached.slot_R),
   ]
-  x_MD = _embed(weights.embedding_VD, cfg, tokens_RN.reshape(-1))
+  x_MD = stack.embed(weights.embedding_VD, cfg, tokens_RN.reshape(-1))
   made = []
   for layer in range(cfg.layers):
-    block = _layer(cfg, weights.layers[layer])
+    block = stack.layer(cfg, weights.layers[layer])
     query, key, value = block.project(x_MD, kinds.pick(angles, int(kinds.index_L[layer])))
     made.append(_kv(key, value, R))
     if layer + 1 < cfg.layers:
@@ -372,7 +376,7 @@ def decode(
   R = token_R.shape[0]
   length_R1 = length_R[:, None]
   position_R1 = length_R1 + step
-  kinds = _Kinds.of(cfg)
+  kinds = stack.Kinds.of(cfg)
   angles = kinds.angles(cfg, position_R1[:, 0])
 
   stretches = []
@@ -395,11 +399,11 @@ def decode(
     see_RN = jnp.broadcast_to(index_N <= step, (R, len(index_N)))
     fresh_masks = kinds.masks(cfg, see_RN[:, None], position_R1, length_R1 + index_N[None])
 
-  x_RD = _embed(weights.embedding_VD, cfg, token_R)
+  x_RD = stack.embed(weights.embedding_VD, cfg, token_R)
   updated = []
   for layer, new in enumerate(fresh):
     kind = int(kinds.index_L[layer])
-    block = _layer(cfg, weights.layers[layer])
+    block = stack.layer(cfg, weights.layers[layer])
     query, key, value = block.project(x_RD, kinds.pick(angles, kind))
     lines = (R, cfg.kv_heads) if kernels else (R * cfg.kv_heads,)
     new = decoder.KV(
@@ -415,9 +419,9 @@ def decode(
       mixed_RH = decoder.attend(cfg, query, parts, R)
     x_RD = block.finish(x_RD, mixed_RH)
     updated.append(new)
-  normed_RD = _final_norm(weights.final_norm, cfg, x_RD)
+  normed_RD = stack.final_norm(weights.final_norm, cfg, x_RD)
   scores_RV = jnp.matmul(normed_RD, weights.head_DV, preferred_element_type=jnp.float32)
-  return _cap(cfg, scores_RV), updated
+  return stack.cap(cfg, scores_RV), updated
 
 
 def _put(array: jax.Array, column: jax.Array, at: jax.Array, axis: int) -> jax.Array:
@@ -428,7 +432,7 @@ def _put(array: jax.Array, column: jax.Array, at: jax.Array, axis: int) -> jax.A
 
 
 def _seen(
-  cfg: DecoderConfig, kinds: _Kinds, position_R1: jax.Array, stretch: attention.Stretch
+  cfg: DecoderConfig, kinds: stack.Kinds, position_R1: jax.Array, stretch: attention.Stretch
 ) -> jax.Array:
   """Which columns of a stretch each row sees in layers of each kind, [kinds, R, 1, C]."""
   C = stretch.blocks[0].value_BKSd.shape[-2]
@@ -437,55 +441,6 @@ def _seen(
   if stretch.first_R is not None:
     see_RC &= column_RC >= stretch.first_R[:, None]
   return kinds.masks(cfg, see_RC[:, None, :], position_R1, column_RC + stretch.origin_R[:, None])
-
-
-class _Kinds(NamedTuple):
-  """The kinds of layer that exist (global, local) and which kind each layer is."""
-
-  local: tuple[bool, ...]
-  index_L: np.ndarray
-
-  @classmethod
-  def of(cls, cfg: DecoderConfig) -> _Kinds:
-    local = tuple(sorted(set(cfg.local_layers)))
-    return cls(local, np.array([local.index(kind) for kind in cfg.local_layers], np.int32))
-
-  def angles(self, cfg: DecoderConfig, position_N: jax.Array) -> jax.Array:
-    """(cos, sin) of every rotary angle for each kind, [kinds, N, 2, d/2], float32."""
-    tables = []
-    for local in self.local:
-      frequency = np.array(rope_frequencies(cfg, local=local), np.float32)
-      angle = position_N.astype(jnp.float32)[:, None] * frequency[None]
-      tables.append(jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1))
-    return jnp.stack(tables)
-
-  def masks(
-    self, cfg: DecoderConfig, see_BQS: jax.Array, query_BQ: jax.Array, key_BS: jax.Array
-  ) -> jax.Array:
-    """What each kind may see, [kinds, B, Q, S]: local kinds only the last `sliding_window`."""
-    if cfg.sliding_window is None:
-      return see_BQS[None]
-    near = query_BQ[:, :, None] - key_BS[:, None, :] < cfg.sliding_window
-    return jnp.stack([see_BQS & near if local else see_BQS for local in self.local])
-
-  def window(self, cfg: DecoderConfig, kind: Any) -> jax.Array | int | None:
-    """How far a layer of this kind sees, in tokens."""
-    if not any(self.local):
-      return None
-    far = [cfg.sliding_window if local else jnp.iinfo(jnp.int32).max for local in self.local]
-    return far[0] if len(far) == 1 else jnp.array(far, jnp.int32)[kind]
-
-  def pick(self, tables: jax.Array, kind: Any) -> jax.Array:
-    return tables[0] if len(self.local) == 1 else tables[kind]
-
-
-@functools.lru_cache(maxsize=32)
-def _layer_graph(cfg: DecoderConfig) -> nnx.GraphDef:
-  return nnx.graphdef(nnx.eval_shape(lambda: decoder.Layer(cfg, nnx.Rngs(params=0))))
-
-
-def _layer(cfg: DecoderConfig, weights: Params) -> decoder.Layer:
-  return nnx.merge(_layer_graph(cfg), weights)
 
 
 def _kv(key_NKd: jax.Array, value_NKd: jax.Array, rows: int) -> decoder.KV:
@@ -505,16 +460,3 @@ def empty_kv(
     decoder.KV(jnp.zeros((rows, K, d, columns), dtype), jnp.zeros((rows, K, columns, d), dtype))
     for _ in range(cfg.layers)
   ]
-
-
-def _embed(embedding_VD: jax.Array, cfg: DecoderConfig, token_N: jax.Array) -> jax.Array:
-  return embedding_VD[token_N] * jnp.asarray(cfg.embed_scale, embedding_VD.dtype)
-
-
-def _final_norm(norm: Params, cfg: DecoderConfig, x_ND: jax.Array) -> jax.Array:
-  return decoder.rms_norm(x_ND, norm["weight"], eps=cfg.norm_eps, offset=float(cfg.norm_offset))
-
-
-def _cap(cfg: DecoderConfig, logits_XV: jax.Array) -> jax.Array:
-  cap = cfg.final_soft_cap
-  return logits_XV if cap is None else cap * jnp.tanh(logits_XV / cap)

@@ -188,11 +188,6 @@ def local(tree: Any) -> Any:
   return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
-def tokens(mesh: Mesh) -> NamedSharding:
-  """A stream [B * T, D] split over all axes: each tensor shard has a stretch of its rows' tokens."""
-  return NamedSharding(mesh, PartitionSpec(AXES))
-
-
 def _put(leaf: Any, where: NamedSharding) -> Any:
   if isinstance(leaf, jax.ShapeDtypeStruct):
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)

@@ -19,6 +19,7 @@ import optax
 from jax.sharding import Mesh
 
 from memrl_jax.models import policy
+from memrl_jax.models import spread as spread_lib
 from memrl_jax.models.config import DecoderConfig
 from memrl_jax.ops import masks, ratios
 from memrl_jax.training import mesh as meshes
@@ -140,7 +141,14 @@ def init_critic(params: Any, cfg: DecoderConfig) -> dict[str, Any]:
   return {"body": jax.tree.map(jnp.copy, params), "value": jnp.zeros(cfg.dim)}
 
 
-def critic_values(critic: dict[str, Any], cfg: DecoderConfig, batch: TokenBatch, **kw) -> jax.Array:
+def critic_values(
+  critic: dict[str, Any],
+  cfg: DecoderConfig,
+  batch: TokenBatch,
+  *,
+  spread: spread_lib.Spread | None = None,
+  **kw,
+) -> jax.Array:
   """V [B, S]: the critic's estimate of the return at the end of each row's prompt."""
   hidden_BTD = policy.hidden(
     critic["body"],
@@ -149,9 +157,10 @@ def critic_values(critic: dict[str, Any], cfg: DecoderConfig, batch: TokenBatch,
     batch.segment_BT,
     batch.position_BT,
     batch.parent_BN,
+    spread=spread,
     **kw,
   )
-  return policy.gather(hidden_BTD, batch.value_index_BS) @ critic["value"]
+  return policy.gather(hidden_BTD, batch.value_index_BS, spread) @ critic["value"]
 
 
 class Trainer:
@@ -187,8 +196,10 @@ class Trainer:
     self._join = (lambda base, trained: trained) if join is None else join
     self._steps, self._max_tokens = precision.UPDATES[update](tx), max_tokens
     self._compute, self._offloaded = compute, "moments" in layout.offload
-    between = meshes.tokens(mesh) if layout.sequence else None
-    self._how = {"between": between}  # of every pass through the layers; a gradient's also has:
+    spread = spread_lib.Spread(mesh, meshes.placement(mesh, self._rules), layout.sequence)
+    self._how = {
+      "spread": spread if mesh.size > 1 else None
+    }  # of every pass through the layers; a gradient's also has:
     self._kept = {"remat": remat, **self._how}
     self._accumulate = meshes.jit(mesh, self._accumulate_fn, donate_argnums=2)
     self.apply = meshes.jit(mesh, self._apply_fn, donate_argnums=() if keep else 0)

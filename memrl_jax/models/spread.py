@@ -1,0 +1,106 @@
+"""How a pass through the layers is spread over a mesh, said where the compiler would not find it.
+
+Left to itself GSPMD makes an array of every token of the batch, on every chip, wherever rows are picked by
+an index that could reach those of another chip: at the embedding and at the sampled tokens. And once tokens
+are split over all axes, it gathers a layer's weights over all of them too. Said here:
+
+    lookup    a chip reads its words and its columns of the table for its fsdp group; rows are exchanged
+    by_rows   a function of sequences of which each chip has its own
+    weights   inside a layer whole over fsdp (Rajbhandari et al. 1910.02054, stage 3), cut over tensor
+              (Shoeybi et al. 1909.08053); their gradient cut as they lie
+
+Letters: N tokens, V vocabulary, D width. Axes: `training.mesh`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+ROWS, FSDP, TENSOR = ("data", "fsdp"), "fsdp", "tensor"
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+  """Of a batch whose leading axis is split over ROWS, and weights that lie where `place` says, a function of
+  a weight's path and of its shape. sequence: between layers tokens are split over tensor too."""
+
+  mesh: Mesh
+  place: Callable[[Any, Any], NamedSharding]
+  sequence: bool = False
+
+  def rows(self, x_ND: jax.Array) -> jax.Array:
+    """Each chip has the tokens of its own sequences."""
+    return self._constrained(x_ND, PartitionSpec(ROWS))
+
+  def between(self, x_ND: jax.Array) -> jax.Array:
+    """As the stream lies between two layers."""
+    return self._constrained(x_ND, PartitionSpec((*ROWS, TENSOR) if self.sequence else ROWS))
+
+  def _constrained(self, x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+
+  def by_rows(self, function: Callable) -> Callable:
+    """`function` of each chip's own sequences; all that it takes and gives leads with them."""
+    own = PartitionSpec(ROWS)
+    return jax.shard_map(function, mesh=self.mesh, in_specs=own, out_specs=own)
+
+  def layer(self, weights: dict[str, Any]) -> dict[str, Any]:
+    """The matrices of one layer gathered, but over tensor. Adapters stay as they are: they are small."""
+
+    def gathered(path, leaf):
+      if any(getattr(key, "name", "") in ("a", "b") for key in path):
+        return leaf
+      spec = self.place(path, jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype)).spec[1:]
+      whole = PartitionSpec(*(axis if axis == TENSOR else None for axis in spec))
+      if not any(spec):
+        return leaf
+      return _gathered(
+        leaf, NamedSharding(self.mesh, whole), NamedSharding(self.mesh, PartitionSpec(*spec))
+      )
+
+    return jax.tree_util.tree_map_with_path(gathered, weights)
+
+  def lookup(self, table_VD: Any, token_N: jax.Array, V: int, D: int) -> jax.Array:
+    """table_VD[token_N], the same numbers: all but one of the summands over tensor are zero."""
+    tensor, fsdp = self.mesh.shape[TENSOR], self.mesh.shape[FSDP]
+    words = TENSOR if tensor > 1 and V % tensor == 0 else None
+    columns = FSDP if fsdp > 1 and D % fsdp == 0 else None
+
+    def local(table_VD, token_N):
+      if columns:
+        token_N = jax.lax.all_gather(token_N, FSDP, tiled=True)
+      if words:
+        token_N = token_N - jax.lax.axis_index(TENSOR) * (V // tensor)
+        mine_N = (token_N >= 0) & (token_N < V // tensor)
+        x_ND = jnp.where(mine_N[:, None], table_VD[jnp.where(mine_N, token_N, 0)], 0)
+      else:
+        x_ND = table_VD[token_N]
+      if columns:  # of all the group's tokens, to all columns of the chip's own
+        x_ND = jax.lax.all_to_all(x_ND, FSDP, split_axis=0, concat_axis=1, tiled=True)
+      return jax.lax.psum(x_ND, TENSOR) if words else x_ND
+
+    specs = PartitionSpec(words, columns), PartitionSpec(ROWS)
+    split = jax.shard_map(local, mesh=self.mesh, in_specs=specs, out_specs=PartitionSpec(ROWS))
+    return split(table_VD, token_N)
+
+
+def _gathered(weight: jax.Array, whole: NamedSharding, split: NamedSharding) -> jax.Array:
+  """The weight as `whole`; its gradient as `split`, which makes of its sum over chips a scattered one."""
+  if not jnp.issubdtype(weight.dtype, jnp.floating):
+    return jax.lax.with_sharding_constraint(weight, whole)
+
+  @jax.custom_vjp
+  def gather(weight):
+    return jax.lax.with_sharding_constraint(weight, whole)
+
+  gather.defvjp(
+    lambda weight: (gather(weight), None),
+    lambda _, ct: (jax.lax.with_sharding_constraint(ct, split),),
+  )
+  return gather(weight)
