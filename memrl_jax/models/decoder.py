@@ -24,6 +24,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from memrl_kernels import target
 
+from memrl_jax.models import spread as spread_lib
 from memrl_jax.models.config import DecoderConfig
 
 _HIDDEN = -1e30  # added to a masked score: far below any score, and finite
@@ -80,12 +81,13 @@ class Layer(nnx.Module):
       self.post_attention_norm, self.post_mlp_norm = norm(D), norm(D)
 
   def project(
-    self, x_ND: jax.Array, angles_N2d: jax.Array
+    self, x_ND: jax.Array, angles_N2d: jax.Array, spread: spread_lib.Spread | None = None
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries [N, K, G, d] (rotated), keys [N, K, d] (rotated) and values [N, K, d]."""
     cfg = self.cfg
     K, G, d = cfg.kv_heads, cfg.groups, cfg.head_dim
-    flat = self.attention_norm(x_ND) @ self.qkv[...].reshape(cfg.dim, -1)
+    normed = self.attention_norm(x_ND)
+    flat = (spread.rows(normed) if spread else normed) @ self.qkv[...].reshape(cfg.dim, -1)
     mixed = flat.reshape(-1, K, G + 2, d)
     if cfg.qkv_bias:
       mixed = mixed + self.qkv_bias[...][None]
@@ -94,12 +96,15 @@ class Layer(nnx.Module):
       query, key = self.query_norm(query), self.key_norm(key)
     return rotate(query, angles_N2d), rotate(key, angles_N2d)[:, :, 0], value
 
-  def finish(self, x_ND: jax.Array, attended_NH: jax.Array) -> jax.Array:
+  def finish(
+    self, x_ND: jax.Array, attended_NH: jax.Array, spread: spread_lib.Spread | None = None
+  ) -> jax.Array:
     """Output projection and MLP, each added to the residual stream."""
     cfg = self.cfg
     mixed = attended_NH @ self.out[...].reshape(-1, cfg.dim)
     x_ND = x_ND + (self.post_attention_norm(mixed) if cfg.post_norms else mixed)
     normed, gate_up = self.mlp_norm(x_ND), self.gate_up[...]
+    normed = spread.rows(normed) if spread else normed
     if not target.splits():  # split over devices along M, it could not be merged where it lies
       gate_up = gate_up.reshape(cfg.dim, -1)
     wide = checkpoint_name(jnp.tensordot(normed, gate_up, 1), "wide")

@@ -115,11 +115,10 @@ def hidden(
   def step(x_ND, layer):
     weights, kind = layer
     x_ND = checkpoint_name(x_ND, "input") if remat == "offload" else x_ND
-    if spread:
-      weights, x_ND = spread.layer(weights), spread.rows(x_ND)
-    block = stack.layer(cfg, weights)
-    query, key, value = block.project(x_ND, kinds.pick(angles, kind))
-    x_ND = block.finish(x_ND, attend(query, key, value, kinds.window(cfg, kind)))
+    block = stack.layer(cfg, spread.layer(weights) if spread else weights)
+    query, key, value = block.project(x_ND, kinds.pick(angles, kind), spread)
+    mixed_NH = attend(query, key, value, kinds.window(cfg, kind))
+    x_ND = block.finish(x_ND, mixed_NH, spread)
     return spread.between(x_ND) if spread else x_ND, None
 
   if remat:

@@ -28,22 +28,23 @@ ROWS, FSDP, TENSOR = ("data", "fsdp"), "fsdp", "tensor"
 @dataclasses.dataclass(frozen=True)
 class Spread:
   """Of a batch whose leading axis is split over ROWS, and weights that lie where `place` says, a function of
-  a weight's path and of its shape. sequence: between layers tokens are split over tensor too."""
+  a weight's path and of its shape. sequence: between matmuls tokens are split over tensor too (Korthikanti et al. 2205.05198)."""
 
   mesh: Mesh
   place: Callable[[Any, Any], NamedSharding]
   sequence: bool = False
 
   def rows(self, x_ND: jax.Array) -> jax.Array:
-    """Each chip has the tokens of its own sequences."""
-    return self._constrained(x_ND, PartitionSpec(ROWS))
+    """What a matmul reads of the stream: each chip all tokens of its own sequences."""
+    return _gathered(x_ND, NamedSharding(self.mesh, PartitionSpec(ROWS)), self._stream)
 
   def between(self, x_ND: jax.Array) -> jax.Array:
-    """As the stream lies between two layers."""
-    return self._constrained(x_ND, PartitionSpec((*ROWS, TENSOR) if self.sequence else ROWS))
+    """The stream, as it lies between matmuls."""
+    return jax.lax.with_sharding_constraint(x_ND, self._stream)
 
-  def _constrained(self, x: jax.Array, spec: PartitionSpec) -> jax.Array:
-    return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+  @property
+  def _stream(self) -> NamedSharding:
+    return NamedSharding(self.mesh, PartitionSpec((*ROWS, TENSOR) if self.sequence else ROWS))
 
   def by_rows(self, function: Callable) -> Callable:
     """`function` of each chip's own sequences; all that it takes and gives leads with them."""
@@ -90,17 +91,17 @@ class Spread:
     return split(table_VD, token_N)
 
 
-def _gathered(weight: jax.Array, whole: NamedSharding, split: NamedSharding) -> jax.Array:
-  """The weight as `whole`; its gradient as `split`, which makes of its sum over chips a scattered one."""
-  if not jnp.issubdtype(weight.dtype, jnp.floating):
-    return jax.lax.with_sharding_constraint(weight, whole)
+def _gathered(x: jax.Array, whole: NamedSharding, split: NamedSharding) -> jax.Array:
+  """x as `whole`; its gradient as `split`, which makes of its sum over chips a scattered one."""
+  if not jnp.issubdtype(x.dtype, jnp.floating):
+    return jax.lax.with_sharding_constraint(x, whole)
 
   @jax.custom_vjp
-  def gather(weight):
-    return jax.lax.with_sharding_constraint(weight, whole)
+  def gather(x):
+    return jax.lax.with_sharding_constraint(x, whole)
 
   gather.defvjp(
-    lambda weight: (gather(weight), None),
+    lambda x: (gather(x), None),
     lambda _, ct: (jax.lax.with_sharding_constraint(ct, split),),
   )
-  return gather(weight)
+  return gather(x)
