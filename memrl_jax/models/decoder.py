@@ -89,6 +89,7 @@ class Layer(nnx.Module):
     normed = self.attention_norm(x_ND)
     flat = (spread.rows(normed) if spread else normed) @ self.qkv[...].reshape(cfg.dim, -1)
     mixed = flat.reshape(-1, K, G + 2, d)
+    mixed = spread.cut(mixed, 1) if spread else mixed
     if cfg.qkv_bias:
       mixed = mixed + self.qkv_bias[...][None]
     query, key, value = mixed[:, :, :G], mixed[:, :, G : G + 1], mixed[:, :, G + 1]
@@ -105,9 +106,10 @@ class Layer(nnx.Module):
     x_ND = x_ND + (self.post_attention_norm(mixed) if cfg.post_norms else mixed)
     normed, gate_up = self.mlp_norm(x_ND), self.gate_up[...]
     normed = spread.rows(normed) if spread else normed
-    if not target.splits():  # split over devices along M, it could not be merged where it lies
+    if not (spread or target.splits()):  # split along M, it could not be merged where it lies
       gate_up = gate_up.reshape(cfg.dim, -1)
-    wide = checkpoint_name(jnp.tensordot(normed, gate_up, 1), "wide")
+    wide = jnp.tensordot(normed, gate_up, 1)
+    wide = checkpoint_name(spread.cut(wide, 2) if spread else wide, "wide")
     mixed = gated(cfg.activation, wide).reshape(-1, cfg.mlp_dim) @ self.down[...]
     return x_ND + (self.post_mlp_norm(mixed) if cfg.post_norms else mixed)
 

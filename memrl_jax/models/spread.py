@@ -38,6 +38,12 @@ class Spread:
     """What a matmul reads of the stream: each chip all tokens of its own sequences."""
     return _gathered(x_ND, NamedSharding(self.mesh, PartitionSpec(ROWS)), self._stream)
 
+  def cut(self, x: jax.Array, axis: int) -> jax.Array:
+    """What a matmul makes of `rows`: each chip all tokens of its own sequences, cut over tensor along `axis`."""
+    whole = x.shape[axis] % self.mesh.shape[TENSOR]
+    spec = PartitionSpec(ROWS, *(None,) * (axis - 1), None if whole else TENSOR)
+    return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+
   def between(self, x_ND: jax.Array) -> jax.Array:
     """The stream, as it lies between matmuls."""
     return jax.lax.with_sharding_constraint(x_ND, self._stream)
@@ -92,16 +98,20 @@ class Spread:
 
 
 def _gathered(x: jax.Array, whole: NamedSharding, split: NamedSharding) -> jax.Array:
-  """x as `whole`; its gradient as `split`, which makes of its sum over chips a scattered one."""
+  """x as `whole`; its gradient as `split`, a scattered sum over chips.
+
+  First as `whole` too: told only how the sum is to lie, GSPMD would bring the summands of all chips there.
+  """
+  place = jax.lax.with_sharding_constraint
   if not jnp.issubdtype(x.dtype, jnp.floating):
-    return jax.lax.with_sharding_constraint(x, whole)
+    return place(x, whole)
 
   @jax.custom_vjp
   def gather(x):
-    return jax.lax.with_sharding_constraint(x, whole)
+    return place(x, whole)
 
   gather.defvjp(
-    lambda x: (gather(x), None),
-    lambda _, ct: (jax.lax.with_sharding_constraint(ct, split),),
+    lambda x: (place(x, whole), None),
+    lambda _, ct: (place(place(ct, whole), split),),
   )
   return gather(x)

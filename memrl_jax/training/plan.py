@@ -14,6 +14,7 @@ the first four from the compiler, the last counted from shapes and shardings (`l
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from memrl_jax import methods
+from memrl_jax.rollout import credit
 from memrl_jax.sampling import cache, programs
 from memrl_jax.sampling.requests import EngineConfig
 from memrl_jax.training import ahead, mesh, roofline
@@ -49,6 +52,7 @@ class Program(NamedTuple):
   flops: float
   memory: float
   sent: float
+  host: float
   seconds: float | None
   compile_s: float
 
@@ -94,10 +98,9 @@ def chip(topology: str, device: jax.Device) -> tuple[float, roofline.Chip | None
   if topology != ahead.HERE:
     peaks = roofline.CHIPS[topology.partition(":")[0]]
     return peaks.memory, peaks
-  kind = next((name for name in roofline.GPUS if name in device.device_kind), None)
   stats = device.memory_stats() or {}
   machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-  return float(stats.get("bytes_limit", machine)), roofline.GPUS.get(kind or "")
+  return float(stats.get("bytes_limit", machine)), roofline.GPUS.get(device.device_kind)
 
 
 def _program(
@@ -165,12 +168,12 @@ def _cached(model: ahead.Model) -> int:
   return roofline.kept(model.cfg, model.played_itemsize)
 
 
-def _bytes(tree: Any) -> int:
-  """Of one chip, without what lies in its host's memory."""
+def _bytes(tree: Any, *, host: bool = False) -> int:
+  """Of one chip; of what lies in its host's memory only if `host`."""
   return sum(
     math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
     for x in jax.tree.leaves(tree)
-    if x.sharding.memory_kind != mesh.HOST
+    if host or x.sharding.memory_kind != mesh.HOST
   )
 
 
@@ -203,11 +206,23 @@ def _work(
   forwards = (settings.loss.old_logps == "trainer") + referred
   size = jnp.dtype(settings.model.compute).itemsize if settings.model.compute else size
   once = roofline.score(cfg, p, split, size)
+  score = roofline.Work(*(forwards * x for x in once))
+  if settings.loss.kl_coef and "start" in settings.mesh.offload:
+    # Fetched once for all steps of an update.
+    start = _bytes(model.start, host=True) / settings.train.minibatches
+    score = score._replace(memory=score.memory + start, host=start)
   more = {"remat": settings.model.remat, "critic": "critic" in model.state.params}
+  more["sequence"] = settings.mesh.sequence
   return work | {
-    "score": roofline.Work(*(forwards * x for x in once)),
+    "score": score,
     "accumulate": roofline.accumulate(cfg, p, split, size, trained=trained, **more),
-    "apply": roofline.apply(split, trained),
+    "apply": roofline.apply(
+      split,
+      trained,
+      _bytes(model.state.params),
+      _bytes(model.state.opt_state, host=True),
+      offloaded="moments" in settings.mesh.offload,
+    ),
   }
 
 
@@ -266,7 +281,7 @@ def make(
   plan = Plan(
     topology, len(chips), split, model.samplers, model.cfg.parameters, capacity, resident, found, need,
     need <= capacity, step_s, settings.pack.sequences * settings.pack.length, decode_rate, context,
-    slots, [], _notes(settings, model),
+    slots, [], _notes(settings, model, peaks),
   )  # fmt: skip
   return plan if plan.fits else plan._replace(change=advice(plan, settings))
 
@@ -347,7 +362,9 @@ def _split(made: Mesh) -> roofline.Split:
   return roofline.Split(*(made.shape[axis] for axis in mesh.AXES))
 
 
-def _notes(settings: settings_lib.Settings, model: ahead.Model) -> list[str]:
+def _notes(
+  settings: settings_lib.Settings, model: ahead.Model, peaks: roofline.Chip | None
+) -> list[str]:
   """What the figures do not say."""
   notes, split, heads = [], _split(model.mesh), model.cfg.kv_heads
   sampler = _split(model.sampler)
@@ -369,11 +386,45 @@ def _notes(settings: settings_lib.Settings, model: ahead.Model) -> list[str]:
       f"the {name} has chips of its own (config.{name}.mesh), which are not in this plan: of each it takes "
       f"{_size(size)}, beside the temporaries of its programs"
     )
+  offloads = settings.mesh.offload or settings.model.remat == "offload"
+  if peaks and peaks.host_rate is None and offloads:
+    notes.append(
+      "no published rate of this chip's link to its host is known: the seconds take it to be no limit "
+      "(config.mesh.offload, config.model.remat)"
+    )
+  if settings.trains:
+    notes += _filled(settings, split.rows)
   if settings.extracts:
     notes.append("the extractor's model is not in this plan (config.extractor)")
   if settings.hints and not settings.agent.remote.url:
     notes.append("the agent's model is not in this plan (config.agent)")
   return notes
+
+
+def rows(settings: settings_lib.Settings) -> int | None:
+  """The most rows of an optimiser step; None where the environment's options do not bound the turns of an
+  attempt, or rows are made of other things than played turns."""
+  known = {field.name for field in dataclasses.fields(settings.env.options)}
+  if "turns" not in known or settings.hints or settings.extracts:
+    return None
+  train, method = settings.train, settings.method
+  turns = methods.turns(method, settings.env.options.turns)
+  shape = credit.Shape(train.groups * train.group_size, method.attempts, turns)
+  return -(-shape.rows // train.minibatches)
+
+
+def _filled(settings: settings_lib.Settings, shards: int) -> list[str]:
+  """A word where a step cannot put a row in every sequence of one micro-batch; fuller ones are not judged."""
+  most, sequences = rows(settings), settings.pack.sequences
+  if most is None or most >= sequences:
+    return []
+  fewer = "" if shards == sequences else ", config.pack.sequences"
+  return [
+    f"an optimiser step has at most {most} rows for the {sequences} sequences of a micro-batch on {shards} data shards: at "
+    f"least {1 - most / sequences:.0%} of them are padding; take fewer, larger steps (config.train.minibatches, now "
+    f"{settings.train.minibatches}), larger updates (config.train.groups), or more chips to a sequence "
+    f"(config.mesh.tensor{fewer})"
+  ]
 
 
 # To read.
@@ -407,7 +458,8 @@ def table(plans: Sequence[Plan]) -> list[str]:
     for name, one in plan.programs.items():
       sizes = (one.arguments, one.temporaries, one.outputs, one.aliased)
       shown = [_size(size) if one.compiled else "too large" for size in sizes]
-      work = (f"{one.flops / 1e12:.3g}", _size(one.memory), _size(one.sent), _seconds(one.seconds))
+      moved = (_size(size) for size in (one.memory, one.sent, one.host))
+      work = (f"{one.flops / 1e12:.3g}", *moved, _seconds(one.seconds))
       lines.append(_line((name, *shown, _size(one.need), *work, f"{one.compile_s:.0f}")))
     lines += [f"change: {sentence}" for sentence in plan.change]
     lines += [f"note: {sentence}" for sentence in plan.notes]
@@ -419,7 +471,7 @@ _COLUMNS = (
 )  # fmt: skip
 _PARTS = (
   "program", "arguments", "temporaries", "outputs", "aliased", "needs", "TFLOP", "moves", "sends",
-  "seconds", "compile s",
+  "host", "seconds", "compile s",
 )  # fmt: skip
 
 

@@ -17,23 +17,29 @@ from memrl_jax.rollout import pack
 
 
 class Chip(NamedTuple):
-  """Published peaks: bfloat16 FLOP/s, bytes/s of its memory, bytes of memory, bytes/s it sends."""
+  """Published peaks: bfloat16 FLOP/s, bytes/s of its memory, bytes of memory, bytes/s it sends, and bytes/s
+  that its host's link carries each way; None where nobody has published it."""
 
   flops: float
   memory_rate: float
   memory: float
   link_rate: float
+  host_rate: float | None = None
 
 
-CHIPS = {  # cloud.google.com/tpu/docs, pages v5e, v5p and v6e; a link both ways at once sends half
+# cloud.google.com/tpu/docs, pages v5e, v5p and v6e, which do not say how a chip is linked to its host; a
+# link both ways at once sends half.
+CHIPS = {
   "v5e": Chip(197e12, 819e9, 16e9, 200e9),
   "v5p": Chip(459e12, 2765e9, 95e9, 600e9),
   "v6e": Chip(918e12, 1640e9, 32e9, 400e9),
 }
-GPUS = {  # NVIDIA's data sheets, SXM, dense bfloat16; NVLink both ways at once sends half
-  "A100": Chip(312e12, 2039e9, 80e9, 300e9),
-  "H100": Chip(989e12, 3350e9, 80e9, 450e9),
-  "H200": Chip(989e12, 4800e9, 141e9, 450e9),
+# By the name that a card gives itself: its siblings (PCIe, NVL, GH200) have other peaks. NVIDIA's data sheets,
+# SXM, dense bfloat16; NVLink both ways at once sends half, and so does PCIe (64 GB/s of generation 4, 128 of 5).
+GPUS = {
+  "NVIDIA A100-SXM4-80GB": Chip(312e12, 2039e9, 80e9, 300e9, 32e9),
+  "NVIDIA H100 80GB HBM3": Chip(989e12, 3350e9, 80e9, 450e9, 64e9),
+  "NVIDIA H200": Chip(989e12, 4800e9, 141e9, 450e9, 64e9),
 }
 
 
@@ -56,15 +62,21 @@ class Split(NamedTuple):
 
 
 class Work(NamedTuple):
-  """Of one chip: FLOPs, bytes that its memory reads or writes, bytes that it sends."""
+  """Of one chip: FLOPs, bytes that its memory reads or writes, bytes that it sends to other chips, and
+  bytes that cross the host's link in the direction that has more of them."""
 
   flops: float
   memory: float
   sent: float
+  host: float = 0.0
 
   def seconds(self, chip: Chip) -> float:
-    """The roofline: max(FLOPs / peak, bytes / rate, sent / rate). Williams et al. (CACM 2009)."""
-    return max(self.flops / chip.flops, self.memory / chip.memory_rate, self.sent / chip.link_rate)
+    """The roofline: max(FLOPs / peak, bytes / rate, sent / rate). Williams et al. (CACM 2009).
+
+    A host's link of unknown rate is taken to be no limit.
+    """
+    times = [self.flops / chip.flops, self.memory / chip.memory_rate, self.sent / chip.link_rate]
+    return max(*times, self.host / chip.host_rate if chip.host_rate else 0.0)
 
 
 class _Layer(NamedTuple):
@@ -121,11 +133,12 @@ def accumulate(
   remat: str,
   trained: int,
   critic: bool = False,
+  sequence: bool = False,
 ) -> Work:
   """The gradient of one micro-batch, added to the others: `trained` numbers of 4 bytes.
 
   Backward: twice the matmuls, 5 matmuls of attention for 2 (scores again), and the logits again. A critic
-  is one more body, without logits.
+  is one more body, without logits. Offloaded, a layer's input and its attention go to the host and come back.
   """
   layer = _layer(cfg)
   again = {"none": 0, "some": layer.qkv + layer.out, "all": layer.qkv + layer.out + layer.wide}
@@ -138,7 +151,12 @@ def accumulate(
   own, other = 4 * trained / split.weights, 4 * trained / split.tensor
   # A gradient is written, cut to the chip's own part, and added to the sum.
   sent = other * (split.fsdp - 1) / split.fsdp + 2 * own * (split.data - 1) / split.data
-  return Work(work.flops, work.memory + 2 * other + 3 * own, work.sent + sent)
+  host = 0.0
+  if remat == "offload":
+    cut = split.tensor if sequence else 1
+    numbers = cfg.layers * (cfg.dim / cut + cfg.heads * cfg.head_dim / split.tensor)
+    host = len(bodies) * itemsize * numbers * config.sequences * config.length / split.rows
+  return Work(work.flops, work.memory + 2 * other + 3 * own, work.sent + sent, host)
 
 
 def _pass(
@@ -176,10 +194,17 @@ def _pass(
   )
 
 
-def apply(split: Split, trained: int) -> Work:
-  """AdamW: weight and two moments read and written, the gradient read; 4 bytes each."""
+def apply(split: Split, trained: int, weights: float, moments: float, *, offloaded: bool) -> Work:
+  """AdamW: weights and moments read and written, the gradient's sum of 4 bytes a number read.
+
+  weights, moments: bytes of a chip's part, in the types that they are kept in; a compensated update's
+  remainders are among the moments. Offloaded, these are written and read once more as they come and go.
+  """
   own = trained / split.weights
-  return Work(15 * own, 4 * 7 * own, 0.0)
+  moved = 2 * (weights + moments) + 4 * own
+  if offloaded:
+    return Work(15 * own, moved + 2 * moments, 0.0, moments)
+  return Work(15 * own, moved, 0.0)
 
 
 def prefill(

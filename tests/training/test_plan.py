@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -102,10 +103,64 @@ def test_splitting_shares_the_work_and_only_then_is_anything_sent():
   for split in ((2, 1, 1), (1, 2, 1), (1, 1, 2)):
     assert 2 * work(*split).flops == pytest.approx(whole.flops)
     assert work(*split).sent > 0
-  # AdamW moves 28 bytes a weight: 3 numbers read and written, a gradient read.
-  assert roofline.apply(ONE, 1000).memory == 28_000
   # 459 TFLOP at 459 TFLOP/s and 5530 GB at 2765 GB/s: the memory is the roof.
   assert roofline.Work(459e12, 5530e9, 0).seconds(roofline.CHIPS["v5p"]) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+  "changes, moved, crossed",
+  [
+    ((), 28, 0),  # 3 numbers of 4 bytes read and written, a gradient read
+    (("optim.moments=bfloat16",), 24, 0),
+    # 2 of a weight, 2 and 4 of its moments, in and out, and 4 of the gradient; the remainder's 2 more.
+    (("model.dtype=bfloat16", "optim.update=stochastic", "optim.moments=bfloat16"), 20, 0),
+    (("model.dtype=bfloat16", "optim.update=compensated", "optim.moments=bfloat16"), 24, 0),
+    # Moments of 8 bytes come from the host, and go back: written and read here once more.
+    (("mesh.offload=moments",), 28 + 16, 8),
+  ],
+)
+def test_an_update_moves_the_bytes_of_the_types_that_it_keeps(model, changes, moved, crossed):
+  made = settings(model, "mesh.data=-1", "pack.sequences=8", *changes)
+  chips = jax.devices()
+  grid = ahead.grid(made, ahead.HERE, chips)
+  found = ahead.model(made, grid, ahead.replica(made, ahead.HERE, grid, chips))
+  # Embedding 64 x 32; of the layer 32 x 4 x 16, 2 x 16 x 32, 32 x 2 x 32 and 32 x 32; norms 3 x 32 + 2 x 16.
+  numbers = 2048 + 2048 + 1024 + 2048 + 1024 + 128
+  work = plan._work(made, found, plan._split(grid))["apply"]
+  assert work.memory == pytest.approx(moved * numbers, abs=200)  # and counts of steps
+  assert work.host == pytest.approx(crossed * numbers, abs=50)
+
+
+def test_what_crosses_the_hosts_link_takes_time_where_its_rate_is_published():
+  # 2 layers, 128 tokens, and of each an input of 256 numbers and an attention of 4 x 64, in 4 bytes.
+  cfg = dataclasses.replace(CFG, layers=2)
+  kinds = ("all", "offload")
+  kept, away = (roofline.accumulate(cfg, PACK, ONE, 4, remat=kind, trained=0) for kind in kinds)
+  assert away == kept._replace(host=2 * 128 * 512 * 4)
+  work = roofline.Work(0.0, 0.0, 0.0, 64e9)
+  assert work.seconds(roofline.GPUS["NVIDIA H100 80GB HBM3"]) == 1.0
+  assert work.seconds(roofline.CHIPS["v5e"]) == 0.0
+
+
+def test_a_card_is_known_by_its_whole_name_and_says_itself_what_it_holds():
+  class Card(NamedTuple):
+    device_kind: str
+
+    def memory_stats(self):
+      return {"bytes_limit": 60_000}
+
+  assert plan.chip(ahead.HERE, Card("NVIDIA H200")) == (60_000, roofline.GPUS["NVIDIA H200"])
+  assert plan.chip(ahead.HERE, Card("NVIDIA GH200 480GB")) == (60_000, None)  # other peaks
+
+
+def test_a_step_with_fewer_rows_than_sequences_is_told_how_much_is_padding(model):
+  # 2 groups of 2 trials of 3 attempts, of 4 turns and a reflection: 60 rows, in 4 steps of 15.
+  sizes = ("train.groups=2", "train.group_size=2", "train.minibatches=4", "env.turns=4")
+  made = settings(model, *sizes, "method.attempts=3", "pack.sequences=20")
+  assert plan.rows(made) == 15
+  (said,) = plan._filled(made, 20)
+  assert "at least 25% of them are padding" in said and "config.train.minibatches, now 4" in said
+  assert not plan._filled(settings(model, *sizes, "method.attempts=3", "pack.sequences=15"), 15)
 
 
 @pytest.mark.parametrize("rows, gradient", [(2, 1000), (2, 500_000), (90, 1000)])
@@ -142,6 +197,11 @@ def model(tmp_path):
   (tmp_path / "model").mkdir()
   (tmp_path / "model" / "config.json").write_text(json.dumps(FIELDS))
   return tmp_path / "model"
+
+
+def settings(model, *more):
+  wanted = [f"model.checkpoint={model}", *more]
+  return base.settings(run.load("experiments/lamer_darkroom.py:smoke", wanted).config)
 
 
 def arguments(model, *more):
@@ -237,7 +297,7 @@ def test_what_does_not_fit_is_told_what_to_change():
 
   def said(capacity, split=(1, 1, 1), **needs):
     programs = {
-      name: plan.Program(True, need, *(0,) * 7, None, 0.0) for name, need in needs.items()
+      name: plan.Program(True, need, *(0,) * 8, None, 0.0) for name, need in needs.items()
     }
     shape = roofline.Split(*split)
     made = plan.Plan("x", 1, shape, 1, 1, capacity, sizes, programs, 0, False, None, 1, None, 0, 3, [], [])  # fmt: skip

@@ -1,6 +1,7 @@
 """The training step on eight devices, split in every way, is that of one device."""
 
 import functools
+import re
 
 import jax
 import numpy as np
@@ -102,6 +103,22 @@ def test_loss_gradient_and_weights_on_eight_devices_are_those_on_one(split, how,
     before = one.compiled()
     one.update(state, batches())
     assert one.compiled() == before
+
+
+def test_no_device_makes_an_array_of_all_tokens(uncached):
+  """A layer's matmuls and the choice of sampled tokens keep to the sequences of their shard."""
+  layout = mesh.MeshConfig(2, 2, 2, sequence=True)
+  one = step.Trainer(
+    CFG, LOSS, step.optimiser(OPTIM, 10), mesh.make(layout, jax.devices()),
+    max_tokens=PACK.response, layout=layout,
+  )  # fmt: skip
+  state = one.init(policy.shapes(CFG), None)
+  batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batches()[0])
+  text = one.lowered(state, batch)["accumulate"].compile().as_text()
+  shapes = {tuple(map(int, found.split(","))) for found in re.findall(r"f32\[([\d,]+)\]", text)}
+  tokens, sampled = PACK.sequences * PACK.length, PACK.sequences * PACK.rows * PACK.response
+  assert (tokens // 4, CFG.dim) in shapes and (sampled // 4, CFG.dim) in shapes
+  assert not [shape for shape in shapes if tokens in shape or sampled in shape]
 
 
 def apart(mine, theirs):
