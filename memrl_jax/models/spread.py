@@ -1,15 +1,15 @@
 """How a pass through the layers is spread over a mesh, said where the compiler would not find it.
 
-Left to itself GSPMD makes an array of every token of the batch, on every chip, wherever rows are picked by
-an index that could reach those of another chip: at the embedding and at the sampled tokens. And once tokens
-are split over all axes, it gathers a layer's weights over all of them too. Said here:
+Left to itself GSPMD brings all tokens of the batch to every chip, more the more data shards there are,
+wherever an index could reach those of another chip (the embedding, the sampled tokens), and at those matmuls
+of a layer that it would rather split along the weights. Said here:
 
     lookup    a chip reads its words and its columns of the table for its fsdp group; rows are exchanged
     by_rows   a function of sequences of which each chip has its own
-    weights   inside a layer whole over fsdp (Rajbhandari et al. 1910.02054, stage 3), cut over tensor
-              (Shoeybi et al. 1909.08053); their gradient cut as they lie
+    layer     weights are whole over fsdp while a layer reads them (Rajbhandari et al. 1910.02054, stage 3)
+              and cut over tensor (Shoeybi et al. 1909.08053), as is what the layer makes of its own tokens
 
-Letters: N tokens, V vocabulary, D width. Axes: `training.mesh`.
+Letters: N tokens, V vocabulary, D width, K key-value heads, M MLP width. Axes: `training.mesh`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ ROWS, FSDP, TENSOR = ("data", "fsdp"), "fsdp", "tensor"
 @dataclasses.dataclass(frozen=True)
 class Spread:
   """Of a batch whose leading axis is split over ROWS, and weights that lie where `place` says, a function of
-  a weight's path and of its shape. sequence: between matmuls tokens are split over tensor too (Korthikanti et al. 2205.05198)."""
+  a weight's path and of its shape.
+
+  sequence: between matmuls tokens are split over tensor too (Korthikanti et al. 2205.05198).
+  """
 
   mesh: Mesh
   place: Callable[[Any, Any], NamedSharding]
@@ -39,7 +42,7 @@ class Spread:
     return _gathered(x_ND, NamedSharding(self.mesh, PartitionSpec(ROWS)), self._stream)
 
   def cut(self, x: jax.Array, axis: int) -> jax.Array:
-    """What a matmul makes of `rows`: each chip all tokens of its own sequences, cut over tensor along `axis`."""
+    """What a matmul makes of `rows`: all tokens of the own sequences, cut over tensor along `axis` (K or M)."""
     whole = x.shape[axis] % self.mesh.shape[TENSOR]
     spec = PartitionSpec(ROWS, *(None,) * (axis - 1), None if whole else TENSOR)
     return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
@@ -64,12 +67,11 @@ class Spread:
       if any(getattr(key, "name", "") in ("a", "b") for key in path):
         return leaf
       spec = self.place(path, jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype)).spec[1:]
-      whole = PartitionSpec(*(axis if axis == TENSOR else None for axis in spec))
       if not any(spec):
         return leaf
-      return _gathered(
-        leaf, NamedSharding(self.mesh, whole), NamedSharding(self.mesh, PartitionSpec(*spec))
-      )
+      whole = (TENSOR if axis and TENSOR in axis else None for axis in spec)  # a name or several
+      where = (NamedSharding(self.mesh, PartitionSpec(*axes)) for axes in (whole, spec))
+      return _gathered(leaf, *where)
 
     return jax.tree_util.tree_map_with_path(gathered, weights)
 
