@@ -93,13 +93,13 @@ class Plan(NamedTuple):
 def chip(topology: str, device: jax.Device) -> tuple[float, roofline.Chip | None]:
   """Bytes of memory of a chip, and its published peaks if they are known.
 
-  A card that is here says itself how much a program may take; a CPU has the memory of its machine.
+  A card that is here says itself how much a program may take; CPU devices share the memory of their machine.
   """
   if topology != ahead.HERE:
     peaks = roofline.CHIPS[topology.partition(":")[0]]
     return peaks.memory, peaks
   stats = device.memory_stats() or {}
-  machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+  machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / jax.local_device_count()
   return float(stats.get("bytes_limit", machine)), roofline.GPUS.get(device.device_kind)
 
 
