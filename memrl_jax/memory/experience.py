@@ -99,6 +99,8 @@ class ExperienceConfig:
 
 
 Counts = dict[int, tuple[int, int | None]]  # entry: times shown, and at which step last
+# By who asked in the middle of a trial (Recall.draw): the (entry, generation) that were shown.
+Asides = dict[tuple[int, ...], tuple[tuple[int, int], ...]]
 
 
 class Shown(NamedTuple):
@@ -196,7 +198,7 @@ class ExperienceBank:
       found = []
       for n, hits in enumerate(pools):
         number = self._queries if scratch is None else self._queries + len(scratch) + n
-        chosen = self._choose(hits, step, number, shown)
+        chosen = self._choose(hits, step, (number,), shown)
         for hit in chosen:
           shown[hit.id] = (shown.get(hit.id, (0, None))[0] + 1, step)
         if scratch is None:
@@ -206,10 +208,47 @@ class ExperienceBank:
         found.append(chosen)
       return found
 
+  def search_aside(
+    self,
+    scope: str,
+    queries: Sequence[str],
+    step: int,
+    draws: Sequence[tuple[int, ...]],
+    asides: Asides,
+    *,
+    scratch: Counts | None = None,
+  ) -> list[list[bank.Hit]]:
+    """`search` for what is asked in the middle of trials: none changes what another trial finds.
+
+    When such an ask comes depends on how fast all play. So each sees the counts without any of them, but those
+    of its own trial (`draws[n][:-1]`), and goes into `asides` until all are counted at once.
+    """
+    pools = self.memory.search(scope, queries, self.config.pool * self.config.top)
+    with self._lock:
+      shown = self._shown if scratch is None else collections.ChainMap(scratch, self._shown)
+      found = []
+      for draw, hits in zip(draws, pools, strict=True):
+        before = [asides.get((*draw[:-1], number), ()) for number in range(draw[-1])]
+        times = collections.Counter(id for pairs in before for id, _ in pairs)
+        own = {id: (shown.get(id, (0, None))[0] + n, step) for id, n in times.items()}
+        chosen = self._choose(hits, step, draw, collections.ChainMap(own, shown))
+        asides[draw] = tuple((hit.id, hit.entry.data["generation"]) for hit in chosen)
+        found.append(chosen)
+      return found
+
+  def count_asides(self, asides: Asides, step: int) -> None:
+    """Counts what `search_aside` has shown in this step, whoever asked first."""
+    with self._lock:
+      for draw in sorted(asides):
+        self._queries += 1
+        for id, generation in asides[draw]:
+          self._shown[id] = (self._shown.get(id, (0, None))[0] + 1, step)
+          self._samples.use(generation, step)
+
   def _choose(
-    self, hits: list[bank.Hit], step: int, number: int, counts: Mapping[int, Any]
+    self, hits: list[bank.Hit], step: int, draw: Sequence[int], counts: Mapping[int, Any]
   ) -> list[bank.Hit]:
-    """The best of a pool; `number` of the query draws where `sample` is set."""
+    """The best of a pool; `draw` names the query and draws where `sample` is set."""
     config = self.config
     shown = [counts.get(hit.id, (0, None)) for hit in hits]
     recent = [last is not None and step - last < config.window for _, last in shown]
@@ -217,7 +256,7 @@ class ExperienceBank:
       np.array([times for times, _ in shown]), np.array(recent), lambda_=config.lambda_
     )
     if config.sample:
-      rng = np.random.default_rng([config.seed, number])
+      rng = np.random.default_rng([config.seed, *draw])
       places = retrieval.drawn(score_P, config.top, rng)
     else:
       places = retrieval.best(score_P, config.top)

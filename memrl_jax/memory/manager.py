@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memrl_jax.memory import gate, replies, samples
-from memrl_jax.memory.experience import Applied, Counts, ExperienceBank, Shown
+from memrl_jax.memory.experience import Applied, Asides, Counts, ExperienceBank, Shown
 from memrl_jax.memory.records import StoreError
 from memrl_jax.types import Memo, Recall, Sample
 
@@ -82,13 +82,25 @@ class Training:
 
 
 class Reader(NamedTuple):
-  """The bank as trials read it (rollout.collect.Memory); with `scratch` counts go there and leave no trace."""
+  """The bank as trials read it (rollout.collect.Memory); with `scratch` counts go there and leave no trace.
+
+  What trials ask first, one after the other, is counted at once; what they ask later stands in `asides`.
+  """
 
   manager: ExperienceManager
   scratch: Counts | None
+  asides: Asides
 
   def recall(self, asks: Sequence[Recall]) -> list[tuple[Memo, ...]]:
-    return self.manager.recall(asks, self.scratch)
+    later = [ask for ask in asks if is_later(ask)]
+    found = iter(self.manager.recall([ask for ask in asks if not is_later(ask)], self.scratch))
+    aside = iter(self.manager.recall_aside(later, self.asides, self.scratch))
+    return [next(aside if is_later(ask) else found) for ask in asks]
+
+
+def is_later(ask: Recall) -> bool:
+  """Whether its trial has asked before."""
+  return bool(ask.draw) and ask.draw[-1] > 0
 
 
 class ExperienceManager:
@@ -120,7 +132,7 @@ class ExperienceManager:
 
   def reader(self, *, count: bool) -> Reader:
     """For training, or (count=False) for one evaluation, which begins with the counts as they are."""
-    return Reader(self, None if count else {})
+    return Reader(self, None if count else {}, {})
 
   def recall(self, asks: Sequence[Recall], scratch: Counts | None = None) -> list[tuple[Memo, ...]]:
     """Experiences for each ask, best first. Threads that ask at about the same time share a search."""
@@ -134,6 +146,17 @@ class ExperienceManager:
     if leads:
       self._lead()
     return mine.result()
+
+  def recall_aside(
+    self, asks: Sequence[Recall], asides: Asides, scratch: Counts | None = None
+  ) -> list[tuple[Memo, ...]]:
+    """`recall` for what is asked in the middle of trials (`ExperienceBank.search_aside`)."""
+    return self._search(list(asks), scratch, asides)
+
+  def count_asides(self, asides: Asides) -> None:
+    """Counts the asks of this step that wait in `asides`, and forgets them there."""
+    self.bank.count_asides(asides, self.step)
+    asides.clear()
 
   def _enough(self) -> bool:
     return sum(len(asks) for asks, _, _ in self._asked) >= self.config.batch
@@ -157,7 +180,9 @@ class ExperienceManager:
         if not future.done():
           future.set_exception(error)
 
-  def _search(self, asks: list[Recall], scratch: Counts | None) -> list[tuple[Memo, ...]]:
+  def _search(
+    self, asks: list[Recall], scratch: Counts | None, asides: Asides | None = None
+  ) -> list[tuple[Memo, ...]]:
     if not asks:
       return []
     start = time.perf_counter()
@@ -168,7 +193,11 @@ class ExperienceManager:
     with self._gate.reading():
       for scope, mine in places.items():
         queries = [asks[place].query for place in mine]
-        hits = self.bank.search(scope, queries, self.step, scratch=scratch)
+        if asides is None:
+          hits = self.bank.search(scope, queries, self.step, scratch=scratch)
+        else:
+          draws = [asks[place].draw for place in mine]
+          hits = self.bank.search_aside(scope, queries, self.step, draws, asides, scratch=scratch)
         for place, near in zip(mine, hits, strict=True):
           found[place] = tuple(
             Memo(hit.id, hit.version, hit.entry.text, hit.entry.score, hit.similarity)

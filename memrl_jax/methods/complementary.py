@@ -245,6 +245,7 @@ class Experiences:
 
   def remember(self, trials: Sequence[Trial]) -> dict[str, float]:
     """Pays the generations that guided the trials, and queues the trials for the extractor."""
+    self.manager.count_asides(self.reader.asides)
     done = [trial for trial in trials if trial.void is None and trial.story is not None]
     self.manager.bank.credit([self._ended(trial) for trial in done])
     for trial in done:
@@ -264,6 +265,10 @@ class Experiences:
       )
     self.manager.bank.prune(self.manager.step + 1)
     return {}
+
+  def pool(self, gather: Callable[[list], list]) -> None:
+    """What trials of other processes asked in their middle is counted here, too."""
+    self.reader.asides.update(gather(list(self.reader.asides.items())))
 
   def _ended(self, trial: Trial) -> Ended:
     story, success = trial.story, trial.success_by(1)
@@ -290,11 +295,13 @@ class Experiences:
     return arrays, {"manager": rest, "rates": dict(self._rates), "calm": dict(self.calm)}
 
   def load(self, arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> None:
+    self.reader.asides.clear()
     self.manager.load(arrays, rest["manager"])
     self._rates = {task: tuple(rate) for task, rate in rest["rates"].items()}
     self.calm = dict(rest["calm"])
 
   def reset(self) -> None:
+    self.reader.asides.clear()
     self.manager.reset()
     self._rates.clear()
     self.calm.update(entropy=None, stopped="")
@@ -345,6 +352,7 @@ def make(
     summary=solved,
     trains=lambda update: config.actor and update >= config.warmup,
     watch=lambda numbers: watch(config, memory.calm, numbers),
+    pool=memory.pool,
   )
 
 

@@ -200,6 +200,24 @@ def test_queries_are_counted_one_by_one_and_recency_ends(make):
   assert bank.search("other", query, 2) == [[]]
 
 
+def test_asks_in_the_middle_find_the_same_in_any_order_and_count_in_the_end(make):
+  query, found = "red key opens red door", []
+  for order in ((0, 1, 2), (1, 0, 2), (0, 2, 1)):
+    bank = make(window=2)
+    (a, b), _ = put(bank, query, "red key lies in the cellar")
+    bank.search("s", [query], 0)  # a
+    draws, asides = [(0, 3, 0, 1), (0, 3, 1, 1), (0, 3, 0, 2)], {}
+    for number in order:
+      bank.search_aside("s", [query], 0, [draws[number]], asides)
+    # As above: both trials take b, a is recent; who asks again has had b (-1 - .28 - 1) and takes a (-1.28).
+    assert [asides[draw][0][0] for draw in draws] == [b, b, a]
+    assert bank.state()[1]["shown"] == [[a, 1, 0]]  # nothing is counted yet
+    bank.count_asides(asides, 0)
+    assert sorted(bank.state()[1]["shown"]) == [[a, 2, 0], [b, 2, 0]]
+    found.append(bank.state()[1])
+  assert found[0] == found[1] == found[2] and found[0]["queries"] == 4
+
+
 def test_sampling_is_seeded_and_spreads(make):
   texts = [f"red key {n}" for n in range(5)]
   found = []
