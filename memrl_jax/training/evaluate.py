@@ -21,7 +21,7 @@ from memrl_jax.envs import pool
 from memrl_jax.methods import baselines
 from memrl_jax.rollout import collect, policies
 from memrl_jax.rollout.trial import Generate, Program
-from memrl_jax.training import guard, hosts
+from memrl_jax.training import guard, hosts, together
 from memrl_jax.training import settings as settings_lib
 from memrl_jax.types import Trial
 
@@ -141,18 +141,20 @@ class Evaluator:
       for group, seed in enumerate(self._seeds[:tasks])
       for index in range(repeats)
     ]
+    mine = hosts.mine(trials)
     try:
-      collect.collect(
-        hosts.mine(trials),
-        arm.program,
-        route,
-        envs,
-        self._family.prompts(arm.options),
-        horizon=horizon(self._family, arm.options),
-        seed=(self._settings.seed, 1),
-        concurrency=self._settings.train.concurrency,
-        memory=memory,
-      )
+      with together.reading(memory, mine) as read:
+        collect.collect(
+          mine,
+          arm.program,
+          route,
+          envs,
+          self._family.prompts(arm.options),
+          horizon=horizon(self._family, arm.options),
+          seed=(self._settings.seed, 1),
+          concurrency=self._settings.train.concurrency,
+          memory=read,
+        )
     finally:
       envs.close()
     return list(hosts.exchange(trials, "the trials of an evaluation"))

@@ -28,9 +28,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from memrl_jax.training import mesh as mesh_lib
 from memrl_jax.types import Trial, Turn
 
 if TYPE_CHECKING:
+  from memrl_jax.training.sections import ExtractorSettings
   from memrl_jax.training.settings import Settings
 
 LOST = 75  # exit code (EX_TEMPFAIL): another host was lost; --resume goes on from the checkpoint
@@ -135,42 +137,78 @@ def check(settings: Settings) -> None:
   """What several hosts need of a run; ValueError says what to change."""
   if _job is None:
     return
-  name, chips = settings.method_name, jax.device_count()
-  if name == "complementary":
-    raise ValueError(
-      f"{name} asks a second model, which is in one process only; run it without --hosts, or change "
-      "config.method.name"
-    )
-  mesh = settings.mesh
-  inner = mesh.fsdp * mesh.tensor
-  data = chips // inner if mesh.data == -1 else mesh.data
-  if data * inner != chips or mesh.first:
-    raise ValueError(
-      f"a mesh of data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor} from device {mesh.first} on does not "
-      f"hold all {chips} devices of {count()} hosts; set config.mesh.data to -1 and config.mesh.first to 0"
-    )
-  if jax.local_device_count() % mesh.tensor:
-    raise ValueError(
-      f"tensor {mesh.tensor} does not divide the {jax.local_device_count()} devices of a host, and each host "
-      "brings rows of its own; lower config.mesh.tensor"
-    )
-  if settings.pack.sequences % (data * mesh.fsdp):
-    raise ValueError(
-      f"{settings.pack.sequences} sequences cannot be split over {data * mesh.fsdp} data shards; choose "
-      "config.pack.sequences divisible by that"
-    )
+  if settings.method_name == "complementary":
+    _check_share(settings)
+  if settings.extracts:
+    _check_extractor(settings.extractor)
+  _check_mesh(settings, "config")
   for part, config in settings.places._asdict().items():
     if config.wanted:
       raise ValueError(
         f"on several hosts the mesh holds all their devices, and none is left for a {part} of its own; set "
         f"config.{part}.mesh.data to 0, for the policy's mesh"
       )
-  sampling = settings.replicas
+
+
+def _check_mesh(parts: Settings | ExtractorSettings, section: str) -> None:
+  """A model that lies on all devices; `section` has its settings."""
+  mesh, chips = parts.mesh, jax.device_count()
+  inner = mesh.fsdp * mesh.tensor
+  data = chips // inner if mesh.data == -1 else mesh.data
+  if data * inner != chips or mesh.first:
+    raise ValueError(
+      f"a mesh of data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor} from device {mesh.first} on does not "
+      f"hold all {chips} devices of {count()} hosts; set {section}.mesh.data to -1 and {section}.mesh.first to 0"
+    )
+  if jax.local_device_count() % mesh.tensor:
+    raise ValueError(
+      f"tensor {mesh.tensor} does not divide the {jax.local_device_count()} devices of a host, and each host "
+      f"brings rows of its own; lower {section}.mesh.tensor"
+    )
+  if parts.pack.sequences % (data * mesh.fsdp):
+    raise ValueError(
+      f"{parts.pack.sequences} sequences cannot be split over {data * mesh.fsdp} data shards; choose "
+      f"{section}.pack.sequences divisible by that"
+    )
+  sampling = parts.replicas
   chosen = jax.devices()[sampling.first :][: sampling.devices or None]
   if len({device.process_index for device in chosen}) < count():
     raise ValueError(
       f"{len(chosen)} devices from number {sampling.first} on are to sample, and not every host has one of them; "
-      "set config.replicas.devices and config.replicas.first to 0"
+      f"set {section}.replicas.devices and {section}.replicas.first to 0"
+    )
+
+
+def _check_share(settings: Settings) -> None:
+  """Trials that read one after the other must all have begun before one is answered."""
+  train = settings.train
+  share = -(-max(train.groups * train.group_size, settings.eval.tasks) // count())
+  if share > train.concurrency:
+    raise ValueError(
+      f"a host plays up to {share} trials, which read the bank one after the other and must begin at once; set "
+      f"config.train.concurrency to at least {share}, not {train.concurrency}"
+    )
+
+
+def _check_extractor(parts: ExtractorSettings) -> None:
+  """A second model is on all devices, as the first is, or on some of host 0."""
+  grid = mesh_lib.make(parts.mesh)
+  if grid.size == jax.device_count():
+    if parts.schedule != "interleaved":
+      raise ValueError(
+        f"an extractor on the devices of all hosts cannot work beside the actor (schedule {parts.schedule}): both "
+        "would compute with the other hosts in two orders; set config.extractor.schedule to interleaved, or "
+        "config.extractor.mesh to devices of host 0"
+      )
+    _check_mesh(parts, "config.extractor")
+    return
+  chosen = list(grid.devices.flat)
+  chosen += jax.devices()[parts.replicas.first :][: parts.replicas.devices]
+  if any(device.process_index for device in chosen):
+    raise ValueError(
+      f"the extractor's {grid.size} devices are not all {jax.device_count()} and not all of host 0; set "
+      f"config.extractor.mesh to data -1 and first 0, or to some of the first {jax.local_device_count()} devices, and "
+      "config.extractor.replicas likewise"
     )
 
 
@@ -253,7 +291,8 @@ def exchange(trials: Sequence[Trial], what: str) -> Sequence[Trial]:
   """All trials, once every host has played its share of them: its own as they are, the others slim.
 
   Own trials keep every token. Of others all comes along that credit, memories and metrics read; their
-  turns are not `here`, and have no prompt and no log-probs, of which only the lengths are right.
+  turns are not `here`, and have no prompt and no log-probs, of which only the lengths are right. An answer of
+  another model, which is not trained here but may be there, comes whole.
   """
   if _job is None:
     return trials
@@ -267,10 +306,12 @@ def _slim(trial: Trial) -> Trial:
 
 
 def _slim_turn(turn: Turn) -> Turn:
-  sample = turn.sample._replace(
-    prompt_ids=np.zeros(len(turn.sample.prompt_ids), _ABSENT),
-    logps=np.zeros(len(turn.sample.logps), _ABSENT),
-  )
+  sample = turn.sample
+  if turn.phase != "advise" or turn.trained:
+    sample = sample._replace(
+      prompt_ids=np.zeros(len(sample.prompt_ids), _ABSENT),
+      logps=np.zeros(len(sample.logps), _ABSENT),
+    )
   plain = None if turn.plain is None else []
   return dataclasses.replace(turn, messages=[], memory=(), sample=sample, plain=plain, here=False)
 

@@ -7,6 +7,7 @@ it is here.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -339,7 +340,7 @@ class Learner:
       state, result = self.trainer.update(state, part, part_old, part_ref)
       history.append(result)
     # The first wait: until here every step was dispatched while the device worked on those before.
-    with hosts.waiting("what the devices compute"):
+    with self._waiting():
       history = jax.device_get(history)
     numbers: dict[str, float] = {}
     if history:
@@ -370,23 +371,32 @@ class Learner:
   def _packed(self, parts: Sequence[Sequence[Turn]]) -> list[pack.Packed]:
     """Micro-batches of each part: of several hosts each packs the rows it has, in its share of the
     sequences, and all make equally many."""
-    whole, count = self.parts.pack, hosts.count()
+    whole, count = self.parts.pack, hosts.count() if self.mesh.is_multi_process else 1
     config = dataclasses.replace(whole, sequences=whole.sequences // count)
     packed = [pack.pack_with_places(_here(part), config) for part in parts]
-    sizes = hosts.gather([[len(one.batches) for one in packed]], "the sizes of micro-batches")
+    sizes = self._gather([len(one.batches) for one in packed], "the sizes of micro-batches")
     for one, most in zip(packed, np.max(sizes, axis=0), strict=True):
       one.batches.extend(pack.empty(config) for _ in range(most - len(one.batches)))
     return packed
 
   def _rows(self, arrays: Sequence[jax.Array]) -> list[np.ndarray]:
-    with hosts.waiting("what the devices compute"):
+    with self._waiting():
       return [mesh.rows(self.mesh, array) for array in arrays]
 
   def _tokens(self, packed: Sequence[pack.Packed], rows: Sequence[Turn]) -> tuple[int, int]:
     """(positions that are computed, those the rows would take alone), on all hosts."""
     own = (sum(one.tokens for one in packed), sum(map(pack.tokens_alone, _here(rows))))
-    computed, alone = zip(*hosts.gather([own], "the numbers of tokens"), strict=True)
+    computed, alone = zip(*self._gather(own, "the numbers of tokens"), strict=True)
     return sum(computed), sum(alone)
+
+  def _gather(self, own: Any, what: str) -> list[Any]:
+    """What each host has, of those that this model lies on."""
+    return hosts.gather([own], what) if self.mesh.is_multi_process else [own]
+
+  def _waiting(self) -> contextlib.AbstractContextManager[None]:
+    """Around a wait for what other hosts compute, too."""
+    spread = self.mesh.is_multi_process
+    return hosts.waiting("what the devices compute") if spread else contextlib.nullcontext()
 
   def saved(self) -> dict[str, Any]:
     """The arrays of a checkpoint; frozen weights are where they came from."""

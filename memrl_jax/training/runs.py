@@ -31,6 +31,7 @@ from memrl_jax.training import (
   memories,
   mesh,
   metrics,
+  together,
 )
 from memrl_jax.training.settings import Settings
 from memrl_jax.types import Trial
@@ -192,17 +193,19 @@ class Run:
       self.extractor.launch()
     policy, advisor = self._route(settings.sampling, hand)
     policy = leash(policy)
-    collect.collect(
-      hosts.mine(trials),
-      self.method.trial,
-      lambda trial, request: advisor if request.phase == "advise" else policy,
-      envs,
-      self.prompts,
-      horizon=self.horizon,
-      seed=(settings.seed, TRAIN, update),
-      concurrency=settings.train.concurrency,
-      memory=self.reader,
-    )
+    mine = hosts.mine(trials)
+    with together.reading(self.reader, mine) as read:
+      collect.collect(
+        mine,
+        self.method.trial,
+        lambda trial, request: advisor if request.phase == "advise" else policy,
+        envs,
+        self.prompts,
+        horizon=self.horizon,
+        seed=(settings.seed, TRAIN, update),
+        concurrency=settings.train.concurrency,
+        memory=read,
+      )
     return trials
 
   @property
@@ -321,7 +324,10 @@ class Run:
     """Of what must be the same on every host: the weights that are whole on each, and the memory."""
     found = {}
     if isinstance(self.actor, learner.Learner):
-      leaves = jax.tree.leaves(self.actor.state.params)
+      trained = [self.actor.state.params]
+      if self.extractor is not None and not self.extractor.lodged:
+        trained.append(self.extractor.model.state.params)
+      leaves = jax.tree.leaves(trained)
       whole = mesh.local([leaf for leaf in leaves if leaf.is_fully_replicated])
       found["weights"] = weights.fingerprint(whole)
     if self.method.memory is not None:

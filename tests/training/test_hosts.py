@@ -9,17 +9,18 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from experiments import base, complementary_rooms, door, lamer_darkroom, mempi_hints, run
-from memrl_jax.memory import embed, episodic
-from memrl_jax.methods import memrl
+from memrl_jax.memory import embed, episodic, experience, manager
+from memrl_jax.methods import complementary, memrl
 from memrl_jax.rollout import credit, pack
-from memrl_jax.training import evaluate, folder, hosts, learner, loop, metrics, runs
-from memrl_jax.types import Recall
+from memrl_jax.training import evaluate, folder, hosts, learner, loop, metrics, runs, together
+from memrl_jax.types import Recall, Trial
 from tests.rollout import trials as make
 
 ROOT = pathlib.Path(hosts.__file__).parents[2]
@@ -70,6 +71,67 @@ def test_what_travels_is_enough_for_credit_and_metrics_and_never_trained_on():
   assert len(pack.trainable(turns)) == len(pack.trainable([t for x in whole for t in x.turns])) > 0
   with pytest.raises(TypeError):  # whoever takes one for a row of its own must not train on zeros
     pack.pack(pack.trainable(turns), pack.PackConfig())
+
+
+def test_what_another_model_answered_travels_whole_for_it_learns_from_that():
+  (trial,) = [make.trial(0, 0, [(0.0,)])]
+  turn = trial.turns[0]
+  turn.phase, turn.trained, turn.sample = "advise", False, make.sample([5, 6], [7, 8, 9])
+  (told,) = pickle.loads(pickle.dumps([hosts._slim(trial)]))
+  assert told.turns[0].sample.prompt_ids.tolist() == [5, 6] and not told.turns[0].here
+  assert told.turns[0].sample.logps.tolist() == turn.sample.logps.tolist()
+
+
+def bank():
+  """An experience bank with texts that are about as near to a query."""
+  made = experience.ExperienceBank.open(None, embed.Hash(64), experience.ExperienceConfig())
+  made.put("env", [("", f"red key number {n}") for n in range(5)])
+  rest = complementary.Experiences(
+    complementary.ComplementaryConfig(), manager.ExperienceManager(manager.ManagerConfig(), made)
+  )
+  return rest
+
+
+def test_trials_of_two_hosts_are_shown_and_count_what_those_of_one_are_and_do(monkeypatch):
+  first = [Recall("env", f"red key {n // 2}", (9, 0, n, 0)) for n in range(7)]
+  later = [Recall("env", "red key", (9, 0, n, 1)) for n in (6, 1, 2)]
+  one = bank()
+  found = [memo.id for memos in one.reader.recall(first) for memo in memos]
+  assert len(set(found)) > 2  # what is shown depends on what was shown
+  asked = [memo.id for memos in one.reader.recall(later) for memo in memos]
+  one.remember([])
+  shown, told, both = [], [], (bank(), bank())
+  for index, memory in enumerate(both):
+    as_host(monkeypatch, index, 2, lambda own, what: [first[:3], first[3:]])
+    mine = [Trial("env", 5, 0, n, mode="guided") for n in hosts.share(7)]
+    with together.reading(memory.reader, mine) as read:
+      own = [ask for ask in first if ask.draw[2] in hosts.share(7)]
+      shown += [memo.id for memos in read.recall(own) for memo in memos]
+      own = {n: ask for n, ask in enumerate(later) if ask.draw[2] in hosts.share(7)}
+      answers = read.recall(list(own.values()))
+      told += [(n, memo.id) for n, memos in zip(own, answers, strict=True) for memo in memos]
+      with pytest.raises(RuntimeError, match="must begin at once"):
+        read.recall(first[:1])
+  assert shown == found and [id for _, id in sorted(told)] == asked
+  asides = [item for memory in both for item in memory.reader.asides.items()]
+  for memory in both:
+    memory.pool(lambda own: asides)
+    memory.remember([])
+    assert memory.state()[1] == one.state()[1]
+  for memory in (one, *both):
+    memory.close()
+
+
+def test_a_host_whose_trials_ask_nothing_lets_no_host_wait(monkeypatch):
+  said, memory = [], bank()
+  as_host(monkeypatch, 0, 2, lambda own, what: said.append(own) or [*own, []])
+  with together.reading(memory.reader, [Trial("env", 5, 0, 0, mode="free")]):
+    assert said == [[[]]]
+  assert said == [[[]]]
+  with together.reading(memory.reader, [Trial("env", 5, 0, 0)]):
+    assert len(said) == 1
+  assert said == [[[]], [[]]]  # it might have asked
+  memory.close()
 
 
 @pytest.mark.parametrize("number", [0, 1, 3, 7, 8])
@@ -186,12 +248,6 @@ def test_devices_that_do_not_serve_every_host_are_refused(monkeypatch, change, s
     hosts.check(base.settings(config, "x", "smoke"))
 
 
-def test_a_second_model_is_refused(monkeypatch):
-  as_host(monkeypatch, 0, 2)
-  with pytest.raises(ValueError, match="complementary asks a second model"):
-    hosts.check(base.settings(complementary_rooms.get_config("smoke"), "x", "smoke"))
-
-
 def test_an_agent_is_on_every_host_and_its_mesh_counts_the_devices_of_one(monkeypatch):
   own = jax.devices()[:4]
   monkeypatch.setattr(jax, "local_devices", lambda: own)
@@ -216,6 +272,39 @@ def test_hosts_with_different_agents_are_refused(monkeypatch):
   monkeypatch.setattr(hosts, "gather", lambda own, what: [*own, *own, "another"])
   with pytest.raises(ValueError, match=r"the agent of hosts \[2\] is another than that of host 0"):
     runs.Run(settings)
+
+
+@pytest.mark.parametrize(
+  ("change", "where", "said"),
+  [
+    (
+      {"train.concurrency": 3},
+      None,
+      "a host plays up to 8 trials.* config.train.concurrency to at least 8",
+    ),
+    (
+      {"extractor.mesh.data": -1, "extractor.schedule": "async"},
+      None,
+      "schedule to interleaved, or",
+    ),
+    (
+      {},
+      1,
+      "the extractor's 3 devices are not all .* and not all of host 0; set config.extractor.mesh",
+    ),
+    ({}, 0, "set config.mesh.data to -1"),  # nothing to say about the extractor
+  ],
+)
+def test_an_extractor_is_on_all_hosts_or_the_first(monkeypatch, change, where, said):
+  as_host(monkeypatch, 0, 2)
+  if where is not None:
+    devices = np.array([types.SimpleNamespace(process_index=host) for host in (0, where, 0)])
+    grid = types.SimpleNamespace(devices=devices, size=3)
+    monkeypatch.setattr(hosts.mesh_lib, "make", lambda config: grid)
+  config = complementary_rooms.get_config("smoke")
+  base.override(config, [f"{key}={value}" for key, value in change.items()])
+  with pytest.raises(ValueError, match=said):
+    hosts.check(base.settings(config, "x", "smoke"))
 
 
 @pytest.mark.parametrize(

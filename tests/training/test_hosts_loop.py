@@ -21,7 +21,11 @@ from tests.training import test_mempi_loop
 
 ROOT = pathlib.Path(hosts.__file__).parents[2]
 UPDATES = 4
-LAID_OUT = {"train/micro_batches", "train/tokens", "train/shared"}  # how rows were packed
+LAID_OUT = {  # how rows were packed
+  f"{who}/{name}"
+  for who in ("train", "extractor")
+  for name in ("micro_batches", "tokens", "shared")
+}
 FLAGS = [
   f"--config.train.updates={UPDATES}",
   "--config.train.checkpoint_every=1",
@@ -33,15 +37,35 @@ FLAGS = [
 ]
 AHEAD = ["--config.train.max_lag=1", "--config.loss.old_logps=trainer"]
 SPLIT = "--config.mesh.fsdp=2"  # no host has all weights
+COMPLEMENTARY = [  # some attempts succeed with experience, and the extractor learns from that
+  "--config.train.group_size=8",
+  "--config.env.choices=1",
+  "--config.env.turns=6",
+  "--config.experience.merge_every=2",
+  "--config.experience.cool_down=0",
+  "--config.extractor.engine.slots=8",
+  "--config.extractor.engine.prefill_rows=(8,)",
+  "--config.extractor.loss.kl_coef=0",
+]
+# An actor that asks the extractor instead of every other thing it wants to say, and pay that is never the same.
+ASKS = """
+import sys
+from experiments import run
+from memrl_jax.envs import extracting
+from memrl_jax.methods import complementary
+extracting.question = lambda text: "which way?" if sum(map(ord, text)) % 2 else ""
+complementary.pay = lambda config, story, won: sum(map(ord, story.messages[-1].content)) % 5 / 2 - 1
+sys.exit(run._alone(run.main()))
+"""
 
 
-def start(config, path, count, *more):
+def start(config, path, count, *more, program=("experiments/run.py",)):
   """The processes of a run on `count` hosts."""
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
-  env = {**os.environ, "XLA_FLAGS": ""}  # a device a process
-  command = [sys.executable, "experiments/run.py", f"--config=experiments/{config}.py:smoke"]
+  env = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}  # a device a process
+  command = [sys.executable, *program, f"--config=experiments/{config}.py:smoke"]
   command += [f"--workdir={path}", *FLAGS, *more]
   which = [f"--hosts={count}", f"--coordinator=127.0.0.1:{port}"]
   return [
@@ -91,7 +115,22 @@ def assert_same_run(one, other):
 
 
 def newest(path):
-  return max(int(one.name) for one in (path / "checkpoints").iterdir() if one.name.isdigit())
+  steps = [int(one.name) for one in (path / "checkpoints").glob("*") if one.name.isdigit()]
+  return max(steps, default=0)
+
+
+def stopped(path, processes, done):
+  """What became of two hosts, of which the second is asked to stop once there is a checkpoint after `done`."""
+  while newest(path) == done:  # it is at work, whose handlers of signals are ours
+    assert all(process.poll() is None for process in processes), ended(processes)
+    time.sleep(0.02)
+  processes[1].send_signal(signal.SIGTERM)
+  codes, said, errors = ended(processes)
+  if newest(path) < UPDATES:
+    assert codes == [3, 3], errors
+    assert f"stopped by SIGTERM after update {newest(path)}" in said[0]
+    assert all(line.startswith("[Gloo]") for line in said[1].splitlines())  # the others are silent
+    assert len(metrics.read(path / "metrics.jsonl")) == newest(path)
 
 
 # Mem-pi gathers, imitates, and has adapted once when it dies, so the weights of stage 1 come from a checkpoint.
@@ -108,6 +147,7 @@ MANAGER = ["--config.method.teach=1", "--config.lora.rank=4"]
     ("mempi_lab", 1, 3, MEMPI),
     ("memoryr1_hints", 0, 2, MANAGER),
     ("lamer_darkroom", 0, 2, AHEAD),
+    ("complementary_rooms", 0, 2, [*COMPLEMENTARY, "--config.extractor.mesh.data=-1"]),
   ],
 )
 def test_killed_stopped_and_moved_to_one_host_it_is_the_run_of_one_host(
@@ -140,6 +180,33 @@ def test_killed_stopped_and_moved_to_one_host_it_is_the_run_of_one_host(
   assert not any(codes), errors
   assert_same_run(one, two)
   assert (two / "report.html").is_file()
+  assert_same_memory(one, two)
+
+
+@pytest.mark.slow
+def test_an_extractor_on_one_of_two_hosts_works_beside_both_and_answers_both(tmp_path):
+  one, two = tmp_path / "one", tmp_path / "two"
+  more = [*COMPLEMENTARY, "--config.extractor.schedule=pipelined", "--config.extractor.mesh.data=1"]
+  more += ["--config.method.questions=1", "--config.method.imitate_every=0"]
+  more += ["--config.optim.learning_rate=1e-5"]  # Adam makes more of what differs in rounding
+
+  def begin(path, count, *flags):
+    return start("complementary_rooms", path, count, *more, *flags, program=("-c", ASKS))
+
+  codes, _, errors = ended(begin(one, 1))
+  assert codes == [0], errors
+  stopped(two, begin(two, 2), 0)
+  codes, _, errors = ended(begin(two, 2, "--resume"))
+  assert codes == [0, 0], errors
+  assert_same_run(one, two)
+  assert_same_memory(one, two)
+  played = metrics.read(two / "rollouts" / "000004.jsonl")
+  advised = [turn for trial in played for turn in trial["turns"] if turn["phase"] == "advise"]
+  assert any(turn["reads"] for turn in advised)
+  assert metrics.read(two / "metrics.jsonl")[-1]["extractor/updates"] > 1
+
+
+def assert_same_memory(one, two):
   if (one / "memory").is_dir():
     with reader.Reader(one / "memory") as mine, reader.Reader(two / "memory") as theirs:
       assert mine.fingerprint() == theirs.fingerprint()
@@ -160,6 +227,9 @@ def resumed_and_stopped(config, two, *more):
     assert f"stopped by SIGTERM after update {newest(two)}" in said[0]
     assert all(line.startswith("[Gloo]") for line in said[1].splitlines())  # the others are silent
     assert len(metrics.read(two / "metrics.jsonl")) == newest(two)
+  resumed = start(config, two, 2, "--resume")
+  wait_for(two, done, resumed)
+  stopped(two, resumed, done)
   sessions = json.loads((two / "manifest.json").read_text())["sessions"]
   assert [session["hosts"] for session in sessions] == [2, 2]
 
