@@ -215,19 +215,7 @@ def assert_same_memory(one, two):
 def resumed_and_stopped(config, two, *more):
   """On two hosts again, of which the second is asked to stop."""
   done = newest(two)
-  stopped = start(config, two, 2, *more, "--resume")
-  wait_for(two, done, stopped)
-  while newest(two) == done:  # it is at work, whose handlers of signals are ours
-    assert all(process.poll() is None for process in stopped), ended(stopped)
-    time.sleep(0.02)
-  stopped[1].send_signal(signal.SIGTERM)
-  codes, said, errors = ended(stopped)
-  if newest(two) < UPDATES:
-    assert codes == [3, 3], errors
-    assert f"stopped by SIGTERM after update {newest(two)}" in said[0]
-    assert all(line.startswith("[Gloo]") for line in said[1].splitlines())  # the others are silent
-    assert len(metrics.read(two / "metrics.jsonl")) == newest(two)
-  resumed = start(config, two, 2, "--resume")
+  resumed = start(config, two, 2, *more, "--resume")
   wait_for(two, done, resumed)
   stopped(two, resumed, done)
   sessions = json.loads((two / "manifest.json").read_text())["sessions"]
