@@ -84,8 +84,12 @@ def interpret(function: Callable, *arrays: Any, **params: Any) -> Any:
       pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True, **params)),
       config.enable_compilation_cache(False),  # callbacks into this process cannot be cached
     ):
-      # A new function, so that jit does not reuse a program that was traced for something else.
-      value = jax.block_until_ready(jax.jit(lambda *args: function(*args))(*arrays))
+      # A new function, so that jit does not reuse a program that was traced for something else. It runs
+      # once and mostly in callbacks: not optimised, it compiles in four fifths of the time.
+      once = jax.jit(
+        lambda *args: function(*args), compiler_options={"xla_backend_optimization_level": 0}
+      )
+      value = jax.block_until_ready(once(*arrays))
   finally:
     pltpu.reset_tpu_interpret_mode_state()
   if not states:

@@ -46,6 +46,11 @@ def mixed(count, seed=0, longest=40):
   return made
 
 
+@jax.jit
+def _logprobs(params, batch):
+  return policy.logprobs(params, CFG, batch, entropy=False)[0]
+
+
 def scored(requests, completions, params):
   """The training path's log-probs of what was sampled, two responses packed in a sequence."""
   rows = -(-len(requests) // 2)
@@ -77,7 +82,7 @@ def scored(requests, completions, params):
     value_target_BS=zeros,
     value_index_BS=np.zeros((rows, 2), np.int32),
   )
-  logp_BSK = np.asarray(policy.logprobs(params, CFG, batch, entropy=False)[0])
+  logp_BSK = np.asarray(_logprobs(params, batch))
   return [logp_BSK[index // 2, index % 2, : len(c.ids)] for index, c in enumerate(completions)]
 
 
