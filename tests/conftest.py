@@ -18,7 +18,7 @@ import jax  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tracing makes millions of short-lived objects: at Python's threshold of 700 a tenth of the time is its collector's.
-gc.set_threshold(20_000, 20, 100)
+gc.set_threshold(20_000)
 
 _MAPS = pathlib.Path("/proc/self/maps")
 _MOST_MAPS = 25_000  # Linux gives a process 65,530; a compiled program takes several, and beyond that it crashes

@@ -1,6 +1,7 @@
 """EMPO2: the acceptance checks of its specification, with their vectors (2602.23008)."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -63,15 +64,20 @@ def play(mode, memory, config=None, style="brief", answers=None, how=None, conte
 # 1. Without tips all three modes are one.
 
 
+@functools.cache
+def one_trainer(loss):
+  return step.Trainer(
+    CFG, loss, step.optimiser(step.OptimConfig(), 1), mesh.make(mesh.MeshConfig()), max_tokens=4
+  )
+
+
 def gradient(trials, loss):
   rows = [turn for trial in trials for turn in trial.turns if turn.trained]
   for number, turn in enumerate(rows):
     turn.advantage = 1.0 - 0.4 * number
     turn.plain_ids = None if turn.plain is None else TEXT.encode(turn.plain)
   batches = pack.pack(rows, pack.PackConfig(sequences=2, length=256, rows=8, response=4))
-  trainer = step.Trainer(
-    CFG, loss, step.optimiser(step.OptimConfig(), 1), mesh.make(mesh.MeshConfig()), max_tokens=4
-  )
+  trainer = one_trainer(loss)
   off = any(batch.off_BS.any() for batch in batches)
   old = trainer.old(PARAMS, batches, off=off)
   sums = trainer._zeros({"policy": PARAMS})

@@ -37,11 +37,16 @@ every_family = pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
 @functools.cache
 def params_of(cfg):
   """Random weights, norms and biases included, so that none is a silent one or zero."""
-  params = policy.init(jax.random.key(0), cfg)
-  leaves, tree = jax.tree.flatten(params)
-  keys = jax.random.split(jax.random.key(1), len(leaves))
-  noise = [0.1 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
-  return jax.tree.unflatten(tree, [leaf + more for leaf, more in zip(leaves, noise, strict=True)])
+  rng = np.random.default_rng(1)
+  return jax.tree.map(  # in NumPy: the reference takes slices, and each would be a program
+    lambda leaf: leaf + 0.1 * rng.normal(size=leaf.shape).astype(np.float32),
+    jax.device_get(initial(cfg)),
+  )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def initial(cfg):
+  return policy.init(jax.random.key(0), cfg)
 
 
 def packed(rng, lengths, width, vocab=128):
@@ -102,9 +107,9 @@ def test_hidden_state_depends_on_earlier_tokens_of_its_own_segment_only(cfg):
     index = jnp.arange(18)[None]
     return jnp.sum(jnp.sin(policy.hidden(extended, cfg, index, segment, position)[0, at]))
 
-  zero = jnp.zeros((18, cfg.dim))
+  zero, slope = np.zeros((18, cfg.dim), np.float32), jax.jit(jax.grad(moved))
   for at, seen in ((3, range(0, 4)), (6, range(6, 7)), (12, range(6, 13))):
-    size_T = np.abs(jax.grad(moved)(zero, at)).max(axis=1)
+    size_T = np.abs(slope(zero, at)).max(axis=1)
     assert set(np.flatnonzero(size_T)) == set(seen)
 
 
@@ -118,7 +123,7 @@ def test_a_branch_of_a_tree_of_segments_has_the_logits_of_a_row_of_its_own(cfg):
   position = np.concatenate([a + np.arange(n) for a, n in zip(starts, lengths, strict=True)])[None]
   tokens = np.random.default_rng(8).integers(0, 128, segment.shape).astype(np.int32)
   params = params_of(cfg)
-  tree = forward(params, cfg, tokens, segment, position, parent, remat=True)[0]
+  tree = np.asarray(forward(params, cfg, tokens, segment, position, parent, remat=True))[0]
   for branch in ([1, 2, 3], [1, 2, 4], [1, 5], [6]):
     here = np.flatnonzero(np.isin(segment[0], branch))
     np.testing.assert_allclose(
@@ -182,7 +187,7 @@ def test_the_gradient_of_the_gated_activation_is_the_derivative():
 def test_sliding_window_hides_what_lies_further_back():
   # One local layer with window 5: position 9 sees 5..9. Two would see further through the stack.
   cfg = DecoderConfig.tiny(128, dim=64, layers=1, sliding_window=5)
-  params = policy.init(jax.random.key(0), cfg)
+  params = initial(cfg)
   tokens, segment, position = packed(np.random.default_rng(2), (12,), 12)
   before = forward(params, cfg, tokens, segment, position)
   for changed, same in ((4, True), (5, False)):
@@ -231,15 +236,18 @@ def batch_of(rng, B=2, T=24):
 def test_logprobs_are_a_tempered_softmax_at_the_gathered_positions(cfg):
   batch = batch_of(np.random.default_rng(4))
   params = params_of(cfg)
-  logp_BSK, entropy_BSK = policy.logprobs(params, cfg, batch, entropy=True)
-  all_logits = forward(params, cfg, batch.tokens_BT, batch.segment_BT, batch.position_BT)
+  score = functools.partial(policy.logprobs, cfg=cfg, batch=batch)
+  logp_BSK, entropy_BSK = jax.device_get(jax.jit(lambda p: score(p, entropy=True))(params))
+  all_logits = np.asarray(
+    forward(params, cfg, batch.tokens_BT, batch.segment_BT, batch.position_BT), np.float64
+  )
   for b, s, k in np.argwhere(batch.mask_BSK):
     row = all_logits[b, batch.gather_BSK[b, s, k]] / batch.temperature_BS[b, s]
-    full = np.asarray(jax.nn.log_softmax(row), np.float64)
+    full = row - np.log(np.sum(np.exp(row)))
     assert logp_BSK[b, s, k] == pytest.approx(full[batch.target_BSK[b, s, k]], abs=1e-5)
     assert entropy_BSK[b, s, k] == pytest.approx(-np.sum(np.exp(full) * full), abs=1e-4)
   assert not np.any(np.where(batch.mask_BSK, 0, logp_BSK))
-  assert policy.logprobs(params, cfg, batch, entropy=False)[1] is None
+  assert jax.eval_shape(functools.partial(score, entropy=False), params)[1] is None
 
 
 def test_scoring_only_as_many_entries_as_positions_changes_nothing():
@@ -259,8 +267,8 @@ def test_scoring_only_as_many_entries_as_positions_changes_nothing():
     target_BSK=spread(batch.target_BSK),
     mask_BSK=spread(batch.mask_BSK),
   )
-  score = jax.jit(lambda batch: policy.logprobs(params_of(QWEN3), QWEN3, batch, entropy=True))
-  for small, large in zip(score(batch), score(big), strict=True):
+  score = jax.jit(lambda params, batch: policy.logprobs(params, QWEN3, batch, entropy=True))
+  for small, large in zip(*(score(params_of(QWEN3), one) for one in (batch, big)), strict=True):
     np.testing.assert_allclose(np.asarray(large)[at], small.reshape(-1), atol=1e-5)
     assert np.count_nonzero(large) == batch.mask_BSK.sum()
 
@@ -276,7 +284,8 @@ def test_masked_entries_send_no_gradient_whatever_they_hold():
   def loss(params, batch):
     return jnp.sum(policy.logprobs(params, QWEN3, batch, entropy=False, remat=True)[0])
 
-  clean, dirty = (jax.grad(loss)(params_of(QWEN3), one) for one in (batch, junk))
+  gradient = jax.jit(jax.grad(loss))
+  clean, dirty = (gradient(params_of(QWEN3), one) for one in (batch, junk))
   jax.tree.map(np.testing.assert_array_equal, clean, dirty)
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(dirty))
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from experiments import base, lamer_darkroom
+from experiments import run as experiment
 from memrl_jax.envs import darkroom
 from memrl_jax.training import checkpoint, evaluate, folder, loop, metrics, runs
 
@@ -80,22 +81,18 @@ def arrays(place):
   return step, host, [np.asarray(leaf) for leaf in jax.tree.leaves(found)]
 
 
-def command(path, *more):
-  flags = [
-    f"--config.train.updates={UPDATES}",
-    "--config.train.eval_every=2",
-    "--config.engine.slots=8",
-    "--config.engine.prefill_rows=(8,)",
-  ]
+def flags(path, *more):
   return [
-    sys.executable, "experiments/run.py", "--config=experiments/lamer_darkroom.py:smoke",
-    f"--workdir={path}", *flags, *more,
+    "--config=experiments/lamer_darkroom.py:smoke", f"--workdir={path}",
+    f"--config.train.updates={UPDATES}", "--config.train.eval_every=2", "--config.engine.slots=8",
+    "--config.engine.prefill_rows=(8,)", *more,
   ]  # fmt: skip
 
 
 def start_and_signal(path, number, after):
   """Starts a run and sends it a signal once `after` updates are written; returns its exit code."""
-  process = subprocess.Popen(command(path), cwd=ROOT, stdout=subprocess.DEVNULL)
+  command = [sys.executable, "experiments/run.py", *flags(path)]
+  process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
   written = pathlib.Path(path) / "metrics.jsonl"
   deadline = time.time() + 240
   while not (written.exists() and written.read_bytes().count(b"\n") >= after):
@@ -112,7 +109,7 @@ def test_a_run_that_was_stopped_and_resumed_equals_an_uninterrupted_one(whole, t
   if number == signal.SIGTERM:
     with checkpoint.Checkpoints(path / "checkpoints", keep=9, keep_every=None) as saved:
       assert saved.latest() == len(metrics.read(path / "metrics.jsonl"))
-  subprocess.run(command(path, "--resume"), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+  assert experiment.main(flags(path, "--resume")) == 0
   place = folder.RunFolder(path)
   assert files(place) == files(whole)
   (step, host, found), (whole_step, whole_host, wanted) = arrays(place), arrays(whole)
