@@ -142,19 +142,25 @@ def test_both_denominators_are_what_they_are_called():
   assert ratios["with_tips"] == pytest.approx(float(expected), rel=1e-4)
 
 
+@jax.jit
+def all_logps(ids_1T, segment_1T):
+  position_1T = jnp.arange(ids_1T.shape[1])[None]
+  hidden = models.hidden(PARAMS, CFG, ids_1T, segment_1T, position_1T)
+  return jax.nn.log_softmax(models.logits(PARAMS, CFG, hidden))[0]
+
+
 def make_logps(rows):
   """Log-probs of the sampled ids after the plain and after the seen prompt."""
   out = []
   for prompts in ([t.plain_ids for t in rows], [t.sample.prompt_ids for t in rows]):
     part = []
     for prompt, turn in zip(prompts, rows, strict=True):
-      ids = np.concatenate([prompt, turn.sample.ids])[None]
-      hidden = models.hidden(PARAMS, CFG, ids, np.ones_like(ids), np.arange(ids.shape[1])[None])
-      logp = jax.nn.log_softmax(models.logits(PARAMS, CFG, hidden))[0]
+      ids = np.concatenate([prompt, turn.sample.ids])
+      padded, segment = np.zeros((2, 1, 256), np.int32)  # one program for all lengths
+      padded[0, : len(ids)], segment[0, : len(ids)] = ids, 1
       n = len(turn.sample.ids)
-      part.append(
-        np.asarray(logp[np.arange(ids.shape[1] - n - 1, ids.shape[1] - 1), turn.sample.ids])
-      )
+      logp = np.asarray(all_logps(padded, segment))
+      part.append(logp[np.arange(len(ids) - n - 1, len(ids) - 1), turn.sample.ids])
     out.append(part)
   return out
 

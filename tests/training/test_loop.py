@@ -25,6 +25,7 @@ def config(**changes):
   out = lamer_darkroom.get_config("smoke")
   out.train.updates = UPDATES
   out.train.eval_every = 2
+  out.eval.tasks = 8
   out.engine.slots = 8
   out.engine.prefill_rows = (8,)
   base.override(out, [f"{key}={value}" for key, value in changes.items()])
@@ -84,8 +85,8 @@ def arrays(place):
 def flags(path, *more):
   return [
     "--config=experiments/lamer_darkroom.py:smoke", f"--workdir={path}",
-    f"--config.train.updates={UPDATES}", "--config.train.eval_every=2", "--config.engine.slots=8",
-    "--config.engine.prefill_rows=(8,)", *more,
+    f"--config.train.updates={UPDATES}", "--config.train.eval_every=2", "--config.eval.tasks=8",
+    "--config.engine.slots=8", "--config.engine.prefill_rows=(8,)", *more,
   ]  # fmt: skip
 
 
@@ -137,7 +138,7 @@ def test_void_trials_do_not_stop_the_run_and_stand_in_the_report(tmp_path, monke
   assert max(record["rollout/void"] for record in records) > 0
   assert "simulator lost" in place.report.read_text()
   final = metrics.read(place.eval)[-1]["arms"]["memory"]
-  assert final["void"] > 0 and final["void"] + final["trials"] == 16
+  assert final["void"] > 0 and final["void"] + final["trials"] == 8
 
 
 def test_the_guard_stops_a_collapsed_run_with_its_reason(tmp_path):
