@@ -174,6 +174,7 @@ def test_evaluation_plays_swap_and_harder_arms_and_measures_diversity(tmp_path):
     tmp_path / "run",
     **{
       "train.updates": 1,
+      "eval.tasks": 16,
       "eval.swap": "random,base",
       "eval.harder.turns6.turns": 6,
       "eval.diversity_tasks": 2,
