@@ -257,7 +257,7 @@ def test_what_a_reference_and_a_critic_hold_lies_in_the_plan_or_is_said_to_lie_e
     chips = ahead.devices("here")
     made = ahead.grid(settings, "here", chips)
     shapes = ahead.model(settings, made, ahead.replica(settings, "here", made, chips))
-    return plan._resident(shapes, settings), plan._notes(settings, shapes), shapes
+    return plan._resident(shapes, settings), plan._notes(settings, shapes, None), shapes
 
   places = ["reference.mesh.data=1", "reference.mesh.first=8", "critic.mesh.data=1"]
   places += ["critic.mesh.first=9", "critic.mesh.fsdp=2"]
