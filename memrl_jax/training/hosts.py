@@ -141,13 +141,13 @@ def check(settings: Settings) -> None:
     _check_share(settings)
   if settings.extracts:
     _check_extractor(settings.extractor)
-  _check_mesh(settings, "config")
   for part, config in settings.places._asdict().items():
     if config.wanted:
       raise ValueError(
         f"on several hosts the mesh holds all their devices, and none is left for a {part} of its own; set "
         f"config.{part}.mesh.data to 0, for the policy's mesh"
       )
+  _check_mesh(settings, "config")
 
 
 def _check_mesh(parts: Settings | ExtractorSettings, section: str) -> None:
