@@ -45,6 +45,7 @@ PACKAGES = (
   "transformers",
   "numpy",
 )
+ASIDE = ".aside"  # ends the name of what is written before it takes the place of a file
 RUN_FILES = ("manifest.json", "metrics.jsonl", "timing.jsonl", "eval.jsonl", "checkpoints")
 
 
@@ -100,6 +101,9 @@ class RunFolder:
       resumed = self._check_run(config, resume, may_differ)
       for part in (self.rollouts, self.checkpoints, self.tensorboard):
         part.mkdir(exist_ok=True)
+      for place in (self.path, self.rollouts, self.adapt):
+        for aside in place.glob(f".*{ASIDE}"):  # of a session that was killed while it wrote
+          aside.unlink()
       write_atomic(self.config, _dump(config))
       self._open_session(config, seeds)
     except BaseException:
@@ -196,7 +200,7 @@ def config_hash(config: dict[str, Any]) -> str:
 def write_atomic(path: pathlib.Path, text: str) -> None:
   """Replaces `path` by `text`: a reader, or a crash at any moment, sees the old file or the new."""
   with tempfile.NamedTemporaryFile(
-    "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+    "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", suffix=ASIDE, delete=False
   ) as handle:
     try:
       handle.write(text)

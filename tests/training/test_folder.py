@@ -157,3 +157,16 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypat
   with pytest.raises(OSError, match="No space left"):
     run_folder.write_atomic(path, "new")
   assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("config.json", "old")]
+
+
+def test_what_a_killed_session_had_begun_to_write_is_gone_when_the_run_goes_on(tmp_path):
+  first = run_folder.RunFolder.create(tmp_path, CONFIG, False)
+  with pytest.MonkeyPatch.context() as killed:
+    killed.setattr(run_folder.os, "fsync", lambda descriptor: 1 / 0)
+    killed.setattr(run_folder.os, "unlink", lambda path: None)  # nobody cleans up after a kill
+    with pytest.raises(ZeroDivisionError):
+      run_folder.write_atomic(first.rollout(2), "half")
+  assert any(first.rollouts.iterdir())
+  first.close()
+  run_folder.RunFolder.create(tmp_path, CONFIG, True).close()
+  assert not any(first.rollouts.iterdir())
