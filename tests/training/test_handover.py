@@ -35,13 +35,14 @@ def requests():
   ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "config, count",
   [
-    pytest.param(handover.ReplicaConfig(tensor=2), 2, marks=pytest.mark.slow),
+    (handover.ReplicaConfig(tensor=2), 2),
     (handover.ReplicaConfig(tensor=1, first=1, devices=2), 2),
-    pytest.param(handover.ReplicaConfig(tensor=1), 4, marks=pytest.mark.slow),
-    pytest.param(handover.ReplicaConfig(devices=2), 1, marks=pytest.mark.slow),
+    (handover.ReplicaConfig(tensor=1), 4),
+    (handover.ReplicaConfig(devices=2), 1),
   ],
 )
 def test_replicas_sample_what_one_engine_samples_where_the_weights_are_trained(config, count):
