@@ -54,7 +54,7 @@ class Samples:
   """The generations of a run and the buffer of those that wait. Not safe from threads by itself."""
 
   def __init__(self, *, cool_down: int, alpha: float, cooled: str, batch: int, buffer: int):
-    """As in `experience.ExperienceConfig`."""
+    """As in `experience_config.ExperienceConfig`."""
     self._how = {"cool_down": cool_down, "alpha": alpha}
     self._cooled, self._batch, self._size = cooled, batch, buffer
     self.reset()

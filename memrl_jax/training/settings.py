@@ -11,7 +11,7 @@ from typing import Any
 
 from memrl_jax import methods
 from memrl_jax.envs import base as env_base
-from memrl_jax.memory import episodic_config, experience, manager, novelty, tips
+from memrl_jax.memory import episodic_config, experience_config, manager, novelty, tips
 from memrl_jax.methods import complementary, memoryr1, mempi, memrl, memrl_config
 from memrl_jax.models import lora
 from memrl_jax.rollout import credit, pack, policies
@@ -46,7 +46,7 @@ class Settings:
   tips: tips.TipConfig
   novelty: novelty.NoveltyConfig
   episodic: episodic_config.EpisodicConfig
-  experience: experience.ExperienceConfig
+  experience: experience_config.ExperienceConfig
   manager: manager.ManagerConfig
   extractor: sections.ExtractorSettings
   agent: sections.AgentSettings

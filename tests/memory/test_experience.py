@@ -11,7 +11,8 @@ import pytest
 from hypothesis import strategies as st
 
 from memrl_jax.memory import embed, experience, replies, retrieval
-from memrl_jax.memory.experience import Ended, ExperienceConfig, Shown
+from memrl_jax.memory.experience import Ended, Shown
+from memrl_jax.memory.experience_config import ExperienceConfig
 from memrl_jax.memory.records import Outcome, Read, StoreError
 from memrl_jax.types import Sample
 
@@ -467,7 +468,7 @@ def test_merges_in_the_short_notation():
 
 
 def test_lanes_share_the_entries_of_a_scope_out():
-  config = experience.ExperienceConfig(merge_lanes=2, merge_chunk=3)
+  config = ExperienceConfig(merge_lanes=2, merge_chunk=3)
   with contextlib.closing(experience.ExperienceBank.open(None, embed.Hash(64), config)) as bank:
     ids = bank.put("s", [("q", f"entry {n}") for n in range(8)])
     chunks = [bank.chunk("s", lane=lane) for lane in (0, 1)]

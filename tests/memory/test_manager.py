@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from memrl_jax.memory import embed, experience, manager
-from memrl_jax.memory.experience import Ended, ExperienceConfig, Shown
+from memrl_jax.memory.experience import Ended, Shown
+from memrl_jax.memory.experience_config import ExperienceConfig
 from memrl_jax.memory.records import Outcome, Read, StoreError
 from memrl_jax.types import Recall, Sample
 

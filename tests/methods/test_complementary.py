@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from memrl_jax.envs import lab, pool
-from memrl_jax.memory import embed, experience, manager
+from memrl_jax.memory import embed, experience, experience_config, manager
 from memrl_jax.methods import complementary
 from memrl_jax.models import policy as models
 from memrl_jax.models.config import DecoderConfig
@@ -271,7 +271,7 @@ def test_imitation_ends_for_good_where_the_policy_loses_its_entropy():
 
 
 def test_trials_pay_who_guided_them_and_wait_for_the_extractor():
-  bank = experience.ExperienceBank.open(None, embed.Hash(64), experience.ExperienceConfig())
+  bank = experience.ExperienceBank.open(None, embed.Hash(64), experience_config.ExperienceConfig())
   kept = complementary.Experiences(
     Config(warmup=0), manager.ExperienceManager(manager.ManagerConfig(), bank)
   )

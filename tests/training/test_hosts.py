@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from experiments import base, complementary_rooms, door, lamer_darkroom, mempi_hints, run
-from memrl_jax.memory import embed, episodic, experience, manager
+from memrl_jax.memory import embed, episodic, experience, experience_config, manager
 from memrl_jax.methods import complementary, memrl
 from memrl_jax.rollout import credit, pack
 from memrl_jax.training import evaluate, folder, hosts, learner, loop, metrics, runs, together
@@ -84,7 +84,7 @@ def test_what_another_model_answered_travels_whole_for_it_learns_from_that():
 
 def bank():
   """An experience bank with texts that are about as near to a query."""
-  made = experience.ExperienceBank.open(None, embed.Hash(64), experience.ExperienceConfig())
+  made = experience.ExperienceBank.open(None, embed.Hash(64), experience_config.ExperienceConfig())
   made.put("env", [("", f"red key number {n}") for n in range(5)])
   rest = complementary.Experiences(
     complementary.ComplementaryConfig(), manager.ExperienceManager(manager.ManagerConfig(), made)
