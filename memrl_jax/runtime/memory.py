@@ -126,7 +126,7 @@ class Memory:
     prompt, shown = self._prompt(found)
     if frozen:
       return Suggestions("", prompt, shown)
-    id = secrets.token_urlsafe(16)
+    id = secrets.token_hex(16)  # never begins with "-", which a command line takes for an option
     self._asked.add(id, text, [one.read for one in shown])
     return Suggestions(id, prompt, shown)
 

@@ -1,6 +1,7 @@
 """`runtime.open`: suggestions, feedback that counts once, and what a prompt may never contain."""
 
 import hashlib
+import secrets
 import threading
 import time
 
@@ -45,6 +46,12 @@ def test_what_worked_is_suggested_and_its_q_follows_the_rewards(tmp_path):
     past = memory.show(1)
     assert [state["q"] for state in past["q_over_time"]] == pytest.approx([0, 0.3, -0.09])
     assert [read["reward"] for read in past["last_reads"]] == [1.0, -1.0]
+
+
+def test_an_id_is_never_taken_for_an_option_of_a_command_line(tmp_path, monkeypatch):
+  monkeypatch.setattr(secrets, "token_bytes", lambda n: b"\xf8" * n)  # "-Pj4" in base 64
+  with opened(tmp_path) as memory:
+    assert memory.suggest(TASK).id[0].isalnum()
 
 
 def test_a_feedback_counts_once_also_after_a_restart_and_with_another_reward(tmp_path):
