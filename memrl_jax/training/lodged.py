@@ -32,8 +32,7 @@ class Held(learner.Learner):
 
   def shared(self, params: Any) -> Any:
     """These weights, of which the others get a copy; all hosts ask."""
-    with hosts.waiting("the weights of another model"):
-      multihost_utils.broadcast_one_to_all(params)
+    _told(params)
     return params
 
 
@@ -55,9 +54,7 @@ class Elsewhere:
 
   def shared(self, params: Any) -> Any:
     """The weights that the first host has, in the place of these."""
-    with hosts.waiting("the weights of another model"):
-      told = multihost_utils.broadcast_one_to_all(params)
-    return mesh.place_params(self._copy.mesh, told, self._copy.parts.mesh.table)
+    return mesh.place_params(self._copy.mesh, _told(params), self._copy.parts.mesh.table)
 
   def sampler(self, params: Any) -> requests.Sampler:
     return self._copy.sampler(params)
@@ -94,6 +91,12 @@ def make(parts: learner.Parts, *, answers: bool, **how: Any) -> Held | Elsewhere
 
   saved = hosts.of_first(build, "the model on the first host")
   return held or Elsewhere(parts, saved, answers)
+
+
+def _told(params: Any) -> Any:
+  """The first host's, in every host's memory. One array after the other: each lies whole on a device meanwhile."""
+  with hosts.waiting("the weights of another model"):
+    return jax.tree.map(multihost_utils.broadcast_one_to_all, params)
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
