@@ -207,7 +207,7 @@ def _work(
   size = jnp.dtype(settings.model.compute).itemsize if settings.model.compute else size
   once = roofline.score(cfg, p, split, size)
   score = roofline.Work(*(forwards * x for x in once))
-  if settings.loss.kl_coef and "start" in settings.mesh.offload:
+  if referred and "start" in settings.mesh.offload:
     # Fetched once for all steps of an update.
     start = _bytes(model.start, host=True) / settings.train.minibatches
     score = score._replace(memory=score.memory + start, host=start)
